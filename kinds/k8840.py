@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from nodewire.errors import BadRecipe
 from nodewire.protocol import kinds
-from nodewire.training.protocol.recipe import Recipe
+
+if TYPE_CHECKING:
+    from nodewire.training.protocol.recipe import Recipe
 
 
 class FedAvg:

@@ -9,20 +9,24 @@ by each node itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from kinds.k8843_decoder import DecoderTask, chunk_said, units_of
 from kinds.k8843_inboxes import InboxBacklog, Inboxes
 from kinds.k8843_parameters import GENERATION, checked
 from nodewire.errors import BadFrame, BadInput, NodewireError, NotAllowed
-from nodewire.kind import Desk, Job, Mailbox, Params, TaskSession, Worker
 from nodewire.protocol.job.chunk import chunk_of, first_seq
 from nodewire.protocol.job.frame_refusal import driven, refusal
 from nodewire.protocol.kinds import INFERENCE
 from nodewire.protocol.model.manifest import CUSTOMER, Manifest
 from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.protocol.tensors.position_split import count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from nodewire.kind import Desk, Job, Mailbox, Params, TaskSession, Worker
 
 MERGED_POSITIONS = 512
 """Of a decoder's earlier inputs that are computed at once."""
@@ -152,8 +156,9 @@ class SplitInference:
 
 
 class _ChunkCloser:
-    """Tells the desk when this node's part of a chunk is complete: of calls by each output, of a generation by what its
-    driver takes and puts out.
+    """Tells the desk when this node's part of a chunk is complete.
+
+    Of calls it is complete by each output, of a generation by what its driver takes and puts out.
     """
 
     def __init__(self, job: Job, desk: Desk) -> None:

@@ -7,17 +7,21 @@ rows, uncomputed. A driver compares what comes back with what it has sent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from kinds.k8843_inboxes import Inboxes
 from nodewire.errors import BadFrame
-from nodewire.kind import Desk, Job
 from nodewire.protocol.job.frame_refusal import driven
-from nodewire.protocol.model.manifest import Manifest
 from nodewire.protocol.speculation.frame_meta import Step, is_computed, step_of, without_rows
-from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.protocol.tensors.position_split import count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kinds.k8843_inboxes import Inboxes
+    from nodewire.kind import Desk, Job
+    from nodewire.protocol.model.manifest import Manifest
+    from nodewire.protocol.tensors.frame import Array, Frame
 
 
 class DecoderTask:

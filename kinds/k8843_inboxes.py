@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NodewireError, TooLarge
 from nodewire.protocol.job.frame_refusal import refusal
-from nodewire.protocol.model.manifest import Manifest
 from nodewire.protocol.speculation.frame_meta import Fences
-from nodewire.protocol.tensors.frame import Array, Frame
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nodewire.protocol.model.manifest import Manifest
+    from nodewire.protocol.tensors.frame import Array, Frame
 
 MAX_WAITING_BYTES = 2**30
 """Of frames at one node that wait for their turn, in all its jobs; one job's are at most as many as all together leave
@@ -49,8 +53,9 @@ class Inboxes:
         self._bytes = 0
 
     def put(self, frame: Frame[Array]) -> bool:
-        """As the port. One frame too many ends the job: its neighbours send faster than this node is paid, or
-        computes.
+        """As the port.
+
+        One frame too many ends the job: its neighbours send faster than this node is paid, or computes.
         """
         if self._ended.is_set():
             return False

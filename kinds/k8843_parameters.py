@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadInput, Unsupported
-from nodewire.kind import Params
 from nodewire.protocol.model import json_schema
 from nodewire.protocol.model.generation_limits import (
     INTEGERS,
@@ -18,7 +17,10 @@ from nodewire.protocol.model.generation_limits import (
     MAX_STOPS,
     NUMBERS,
 )
-from nodewire.protocol.model.manifest import Manifest
+
+if TYPE_CHECKING:
+    from nodewire.kind import Params
+    from nodewire.protocol.model.manifest import Manifest
 
 MAX_POSITIONS = 2**21
 

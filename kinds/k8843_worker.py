@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadTask
 from nodewire.graph import entry as graph
-from nodewire.kind import Actor, Limits
 from nodewire.llm import entry as llm
 from nodewire.protocol.model.manifest import REFERENCE_ENGINE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from nodewire.kind import Actor, Limits
 
 _ENGINES: dict[str, Callable[[str, bytes, Sequence[Path], Limits], Actor]] = {
     "decoder.driver": llm.load,

@@ -8,15 +8,18 @@ row for each of float32, bfloat16, float16 with operations and bytes a second, a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from nodewire.errors import BadTask
-from nodewire.kind import Actor, Limits
 from nodewire.protocol.tensors.frame import Frame
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from nodewire.kind import Actor, Limits
 
 ENGINE = "machine"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -74,8 +77,9 @@ class _Machine:
         ]
 
     def _matrix(self, dtype: torch.dtype) -> torch.Tensor:
-        """The largest square one, up to 4096, that memory and time have room to multiply: what a processor has no
-        instructions for takes a thousand times as long as what it has.
+        """The largest square one, up to 4096, that memory and time have room to multiply.
+
+        What a processor has no instructions for takes a thousand times as long as what it has.
         """
         side = 64
         while True:

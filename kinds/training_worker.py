@@ -1,23 +1,29 @@
-"""The worker entry of kinds 8840 to 8842: a shard's training, or an outer step, at its provider; a whole training's
-arithmetic at its customer. Imported by workers only. Tensors come and go as safetensors bytes, in pieces.
+"""The worker entry of kinds 8840 to 8842: a shard's training, or an outer step, at its provider.
+
+At a customer it is a whole training's arithmetic. Imported by workers only. Tensors come and go as safetensors bytes,
+in pieces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 # As in k8843_worker: nothing can be imported once the worker is locked in, and the optimizers' first step would.
 import torch._dynamo
 import torch.optim  # noqa: F401
 
 from nodewire.errors import BadTask
-from nodewire.kind import Actor, Limits
 from nodewire.training.engine.actors.auditor import AuditorActor
 from nodewire.training.engine.actors.coordinator import CoordinatorActor
 from nodewire.training.engine.actors.outer_step import OuterActor
 from nodewire.training.engine.actors.trainer import TrainerActor
 from nodewire.training.protocol.recipe import Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from nodewire.kind import Actor, Limits
 
 
 def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -> Actor:

@@ -7,8 +7,10 @@ may succeed later or elsewhere; `pays` says who bears what it cost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Payer = Literal["sender", "customer", "provider", "nobody"]
 
@@ -76,8 +78,9 @@ class BadVersion(BadInput):
 
     @classmethod
     def from_versions(cls, said: object, known: object) -> BadVersion:
-        """The error where a document's `v` is `said`: a peer's words in few, and not at all where they are nested or
-        a number of thousands of digits, which Python does not write.
+        """The error where a document's `v` is `said`: a peer's words in few.
+
+        They are left out where they are nested or a number of thousands of digits, which Python does not write.
         """
         fits = said is None or isinstance(said, str) or (isinstance(said, int) and said.bit_length() <= 64)
         return cls("v", f"{repr(said)[:40] if fits else type(said).__name__}; this software speaks {known}")

@@ -11,15 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from nodewire.errors import NodewireError
 from nodewire.protocol.model.edge_codec import OWN, Codings
-from nodewire.protocol.model.manifest import Manifest
-from nodewire.protocol.tensors.frame import Array, Frame
-from nodewire.protocol.tensors.inbox import Inbox as Inbox
-from nodewire.training.protocol.recipe import Recipe
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nodewire.errors import NodewireError
+    from nodewire.protocol.model.manifest import Manifest
+    from nodewire.protocol.tensors.frame import Array, Frame
+    from nodewire.protocol.tensors.inbox import Inbox
+    from nodewire.training.protocol.recipe import Recipe
 
 Params = Mapping[str, Any]
 """A session's parameters (max_tokens, stop ...): plain msgpack data, checked by the kind."""
@@ -27,10 +30,12 @@ Params = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a worker may use: `memory_bytes` above its empty baseline, `threads` CPU threads, `device` for tensors;
-    `compiled`, a folder of libraries that the operator has made of tasks (graph/compile.py), none if empty; `draft`,
-    that of a model whose guesses a decoder's driver may send ahead (llm/speculation/draft_model.py), likewise;
-    `graphs`, whether steps of decoding are captured on a GPU (llm/cuda_graphs/runner.py).
+    """What a worker may use: memory, CPU threads, a device, and what the operator gives it beside them.
+
+    `memory_bytes` counts above its empty baseline. `compiled` is a folder of libraries that the operator has made of
+    tasks (graph/compile.py), none if empty. `draft` is likewise that of a model whose guesses a decoder's driver may
+    send ahead (llm/speculation/draft_model.py). `graphs` says whether steps of decoding are captured on a GPU
+    (llm/cuda_graphs/runner.py).
     """
 
     memory_bytes: int
@@ -71,8 +76,10 @@ class TaskSize:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What a decoder comes to at a memory target: so many tasks, the smallest of which has room for `sessions` of
-    `context` positions. Without tasks one does not fit: `change` says what to ask for instead, if anything helps.
+    """What a decoder comes to at a memory target: so many tasks.
+
+    The smallest of them has room for `sessions` of `context` positions. Without tasks one does not fit: `change` says
+    what to ask for instead, if anything helps.
     """
 
     target_bytes: int
@@ -136,8 +143,9 @@ class BatchActor(Actor, Protocol):
 
     @property
     def batches(self) -> int:
-        """In how many of their first dimensions such calls may differ; 0 where it computes none as one, because one
-        session's data could be seen in another's.
+        """In how many of their first dimensions such calls may differ.
+
+        0 where it computes none as one, because one session's data could be seen in another's.
         """
 
     def receive_together(
@@ -148,8 +156,9 @@ class BatchActor(Actor, Protocol):
 
 @runtime_checkable
 class InBlocks(Actor, Protocol):
-    """An actor that may be sent the positions of a frame in parts (`protocol.tensors.position_split`), one after the
-    other.
+    """An actor that may be sent the positions of a frame in parts, one after the other.
+
+    `protocol.tensors.position_split` parts them.
     """
 
     @property
@@ -184,8 +193,10 @@ class Worker(Protocol):
     """A worker with its tasks loaded, as who uses it sees it."""
 
     async def open(self, task: str, session: str, params: Params, codings: Codings = OWN) -> TaskSession:
-        """Reserve what a session needs. On edges in `codings` frames come, and go, narrowed: the actor has them in
-        their own dtypes. Cancelled, it leaves nothing open.
+        """Reserve what a session needs.
+
+        On edges in `codings` frames come, and go, narrowed: the actor has them in their own dtypes. Cancelled, it
+        leaves nothing open.
         """
 
 
@@ -207,8 +218,10 @@ class SharedWorker(Worker, Protocol):
     async def load(
         self, task: str, engine: str, program: Path, weights: Sequence[Path], slots: int = 0
     ) -> Mapping[str, int]:
-        """Verify and load a task; {"memory_bytes", "load_ms"}. With `slots` one whose sessions have pages has them for
-        so many, and not for as many as its manifest says. Raises BadTask, BadHash, OverMemory, WorkerFailed.
+        """Verify and load a task; {"memory_bytes", "load_ms"}.
+
+        With `slots` one whose sessions have pages has them for so many, and not for as many as its manifest says.
+        Raises BadTask, BadHash, OverMemory, WorkerFailed.
         """
 
     async def open(
@@ -230,8 +243,9 @@ class Mailbox(Protocol):
         """The next frame, in order per edge, on any edge that this node consumes. Raises LinkLost, TimedOut."""
 
     def deliver_to(self, inbox: Inbox) -> None:
-        """Hand the frames that `get` would return to an inbox: those that wait now, and later ones as they come. Their
-        windows open at once. What the inbox does not take stays for `get`.
+        """Hand the frames that `get` would return to an inbox: those that wait now, and later ones as they come.
+
+        Their windows open at once. What the inbox does not take stays for `get`.
         """
 
 
@@ -280,8 +294,9 @@ class Desk(Protocol):
         """
 
     async def completed(self, chunk: int, units: int, end: bool, positions: int | None = None) -> None:
-        """All of this node's part of `chunk` is done; it counts as `units` chunks. `end`: it was the last.
-        `positions`: how many of the chunk's count, if not all.
+        """All of this node's part of `chunk` is done; it counts as `units` chunks.
+
+        `end`: it was the last. `positions`: how many of the chunk's count, if not all.
         """
 
 

@@ -10,12 +10,9 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from nodewire.config import Role
 from nodewire.core.bounded_dict import BoundedDict
 from nodewire.core.loop_turn import in_slices
 from nodewire.errors import (
@@ -38,16 +35,23 @@ from nodewire.protocol import kinds
 from nodewire.protocol.committee import commitment, committee, oracle_round, quorum_certificate
 from nodewire.protocol.committee.commitment import Commitment, CommitmentEvent
 from nodewire.protocol.committee.committee import VALID_EPOCHS, Committee
-from nodewire.protocol.committee.epoch_body import Body
 from nodewire.protocol.committee.oracle_round import Inventory
 from nodewire.protocol.encoding import tags
-from nodewire.protocol.job.plan import Plan
 from nodewire.protocol.market import snapshot
-from nodewire.protocol.market.ad import Ad
 from nodewire.protocol.market.snapshot import Node, Snapshot
 from nodewire.protocol.model import manifest_event
 from nodewire.protocol.model.manifest import Manifest
 from nodewire.store.blobs import Blobs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import AsyncExitStack
+    from pathlib import Path
+
+    from nodewire.config import Role
+    from nodewire.protocol.committee.epoch_body import Body
+    from nodewire.protocol.job.plan import Plan
+    from nodewire.protocol.market.ad import Ad
 
 _FETCH_S = 10.0
 _KEPT_SNAPSHOTS = 16

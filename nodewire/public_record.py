@@ -1,16 +1,19 @@
-"""What jobs stand on, as who buys and who serves reads it: of a market what its committee certified, of a swarm the
-file that its people wrote.
+"""What jobs stand on, as who buys and who serves reads it.
+
+Of a market it is what its committee certified, of a swarm the file that its people wrote.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from nodewire.protocol.job.plan import Plan
-from nodewire.protocol.market.ad import Ad
-from nodewire.protocol.market.snapshot import Node
-from nodewire.protocol.model.manifest import Manifest
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nodewire.protocol.job.plan import Plan
+    from nodewire.protocol.market.ad import Ad
+    from nodewire.protocol.market.snapshot import Node
+    from nodewire.protocol.model.manifest import Manifest
 
 
 class PublicRecord(Protocol):

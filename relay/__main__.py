@@ -50,7 +50,7 @@ async def main(config: Config, metrics: str = "") -> None:
     async with contextlib.AsyncExitStack() as stack:
         relay = await stack.enter_async_context(serve(config))
         if metrics:
-            await stack.enter_async_context(endpoint.serving(exporting.exposed(relay, metrics)))
+            await stack.enter_async_context(endpoint.serve_metrics(exporting.exposed(relay, metrics)))
         heap.freeze()
         print(relay.url, flush=True)
         await stop.wait()

@@ -14,8 +14,9 @@ REASONS = frozenset(
 
 
 class Counts:
-    """`answers`: to EVENTs, by whether the event was accepted and the reason's prefix. `refusals`: of messages that
-    were not taken at all, by the prefix. `delivered`: live events, to each subscription.
+    """`answers`: to EVENTs, by whether the event was accepted and the reason's prefix.
+
+    `refusals`: of messages that were not taken at all, by the prefix. `delivered`: live events, to each subscription.
     """
 
     def __init__(self) -> None:

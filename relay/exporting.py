@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
-
-from prometheus_client.core import Metric
+from typing import TYPE_CHECKING
 
 from nodewire.metrics.endpoint import MetricsExposition
 from nodewire.metrics.family import counter, gauge, histogram
-from relay.limits import Config
-from relay.serving import Relay
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from prometheus_client.core import Metric
+
+    from relay.limits import Config
+    from relay.serving import Relay
 
 _BUSY_S = 2.0
 

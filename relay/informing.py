@@ -5,7 +5,10 @@ https://github.com/nostr-protocol/nips/blob/master/11.md
 
 from __future__ import annotations
 
-from relay.limits import Config
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from relay.limits import Config
 
 NIPS = (1, 9, 11, 40, 42, 45, 59, 70)
 MEDIA_TYPE = "application/nostr+json"

@@ -46,8 +46,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class BlobLimits:
-    """Caps of the blob store. `quota_bytes` is for all blobs together, `key_quota_bytes` for one uploader's, and
-    `address_bytes` for what one address uploads in `kept_s`.
+    """Caps of the blob store.
+
+    `quota_bytes` is for all blobs together, `key_quota_bytes` for one uploader's, and `address_bytes` for what one
+    address uploads in `kept_s`.
 
     Where more than `full_ppm` of the quota is taken, blobs that nobody uploaded or asked for in `kept_s` go, the
     longest unused first; what is younger stays, and uploads are refused before it goes.

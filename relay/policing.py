@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -15,7 +16,9 @@ from nodewire.errors import BadTag
 from nodewire.nostr.event import Event
 from nodewire.nostr.nips import nip40
 from nodewire.nostr.nips.nip01 import is_ephemeral
-from relay.limits import Config
+
+if TYPE_CHECKING:
+    from relay.limits import Config
 
 Verdict = tuple[bool, str]
 """(refuse, reason)."""
@@ -81,8 +84,9 @@ def has_not_expired(event: Event, visit: Visit) -> Verdict:
 
 
 def lasts_if_evidence(event: Event, visit: Visit) -> Verdict:
-    """Faults and receipts are needed for as long as anybody asks, deletions for as long as what they name may come
-    again; a round's events only for their time.
+    """Faults and receipts are needed for as long as anybody asks.
+
+    Deletions are for as long as what they name may come again, a round's events only for their time.
     """
     if event.kind in visit.config.lasting_kinds and event.tag(nip40.TAG) is not None:
         return True, f"blocked: kind {event.kind} must not expire"

@@ -16,10 +16,10 @@ import logging
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 import orjson
 from aiohttp import WSMsgType, web
@@ -28,7 +28,6 @@ from nodewire.core.budget import Budget
 from nodewire.errors import LinkLost
 from nodewire.net.connection_limits import Strangers, origin_of
 from nodewire.net.origin_turns import Turns
-from nodewire.nostr.event import Event
 from nodewire.nostr.nips import nip01
 from relay import informing
 from relay.blobs import blossom
@@ -39,11 +38,16 @@ from relay.clients.sending import Backlog, Outbox
 from relay.counting import Counts
 from relay.events.reading import Archive
 from relay.events.storing import Sweep, Writer
-from relay.limits import Config
 from relay.policing import POLICIES, Policy
 from relay.turns import working
 from relay.turns.admitting import Door
 from relay.turns.sharing import address_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+    from nodewire.nostr.event import Event
+    from relay.limits import Config
 
 _LOG = logging.getLogger(__name__)
 _PING_S = 30.0

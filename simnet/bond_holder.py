@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import MISSING, fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nodewire.errors import LinkLost
 from nodewire.nostr import event as events
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.pay.bond.bond_holder import ClaimPayment, HeldBond, Holder, VerdictSettlement
-from nodewire.protocol.committee.committee import Committee
-from simnet.wallet import SimWallet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
+    from nodewire.protocol.committee.committee import Committee
+    from simnet.wallet import SimWallet
 
 _T = TypeVar("_T")
 _CLAIM_S = 600

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadConfig, BadInput
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.committee.committee import Committee
-from simnet.service import Simnet
 from simnet.treasurer import STATEMENT_S, Rules, Treasurer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from simnet.service import Simnet
 
 
 def open_treasurer(

@@ -142,8 +142,9 @@ class HolderBook:
         return share.amount_msat if before_ms is None else share.before_ms(before_ms)
 
     def computed_units(self, request: str, customer: str, chunk: int, unit_msat: int, at_ms: int) -> int:
-        """Units that the customer had zapped shares for before `at_ms`, up to `chunk`, of which the first costs
-        `unit_msat`; at least 1.
+        """Units that the customer had zapped shares for before `at_ms`, up to `chunk`.
+
+        The first of it costs `unit_msat`. At least 1.
         """
         if not unit_msat:
             return 1

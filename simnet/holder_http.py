@@ -23,7 +23,7 @@ A: the account's bearer token. P: the request is signed by a Nostr key (NIP-98),
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
@@ -39,13 +39,15 @@ from nodewire.net.json_http import (
     raw_of,
 )
 from nodewire.nostr import event as events
-from nodewire.nostr.event import Event
 from nodewire.nostr.nips import nip98
 from nodewire.pay.lightning import invoices, lnurl_server
-from simnet.holder_book import Claim, Deposit
-from simnet.service import Simnet
-from simnet.steps import VerdictStep
-from simnet.treasurer import Treasurer
+
+if TYPE_CHECKING:
+    from nodewire.nostr.event import Event
+    from simnet.holder_book import Claim, Deposit
+    from simnet.service import Simnet
+    from simnet.steps import VerdictStep
+    from simnet.treasurer import Treasurer
 
 NAME = "treasury"
 

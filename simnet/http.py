@@ -21,8 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
@@ -31,8 +30,12 @@ from nodewire.net.json_http import answer, bearer_token, body_of, bounded, error
 from nodewire.pay.lightning import invoices
 from simnet import holder_http, network
 from simnet.journal import Entry, tag
-from simnet.service import Simnet
-from simnet.treasurer import Treasurer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from simnet.service import Simnet
+    from simnet.treasurer import Treasurer
 
 MAX_WAIT_S = 60
 MAX_PAGE = 500

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import orjson
 
 from nodewire.core.sqlite import open_versioned
 from simnet import network, steps
-from simnet.network import Event
-from simnet.steps import Step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from simnet.network import Event
+    from simnet.steps import Step
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS events (

@@ -7,9 +7,8 @@ import heapq
 import os
 import secrets
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import coincurve
 
@@ -20,6 +19,10 @@ from simnet.holder_book import HolderBook
 from simnet.journal import Entry, Journal, Node, token_sha256
 from simnet.network import Event, Invoice, Network, PaymentRefusal
 from simnet.steps import Step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 HOLD_S = 86_400
 """How long a hold invoice may hold a payment (144 blocks)."""

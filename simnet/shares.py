@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadZap, Busy, NotAllowed, NotFound
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip57
 from nodewire.pay.accounts import zaps
 from nodewire.pay.lightning import invoices
-from nodewire.pay.lightning.invoices import Invoice
-from simnet.service import Simnet
 from simnet.steps import ZapQuote
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
+    from nodewire.pay.lightning.invoices import Invoice
+    from simnet.service import Simnet
 
 QUOTE_S = 300
 MAX_QUOTES = 8

@@ -9,22 +9,18 @@ from __future__ import annotations
 import heapq
 import logging
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadInput, BadInvoice, NodewireError, NotAllowed, NotFound, PaymentFailed
 from nodewire.nostr.event import Event
 from nodewire.nostr.event import parse as parse_event
-from nodewire.nostr.keys import Keys
 from nodewire.pay.bond import settlement
-from nodewire.pay.bond.bonds import Bond
-from nodewire.pay.bond.settlement import PricedVerdict
 from nodewire.pay.lightning import invoices
-from nodewire.protocol.committee.committee import Committee
 from nodewire.protocol.encoding import canonical
 from nodewire.protocol.job import request as job
 from nodewire.protocol.market import bond as statements
 from nodewire.protocol.verification import verdict
 from simnet.holder_book import Claim, Deposit, claim_key
-from simnet.service import Simnet
 from simnet.shares import Shares
 from simnet.steps import (
     FEES,
@@ -40,6 +36,13 @@ from simnet.steps import (
     VerdictStep,
     ZapQuote,
 )
+
+if TYPE_CHECKING:
+    from nodewire.nostr.keys import Keys
+    from nodewire.pay.bond.bonds import Bond
+    from nodewire.pay.bond.settlement import PricedVerdict
+    from nodewire.protocol.committee.committee import Committee
+    from simnet.service import Simnet
 
 log = logging.getLogger("nodewire.pay.treasurer")
 
@@ -138,8 +141,9 @@ class Treasurer:
         return deposit
 
     def statement(self, provider: str) -> Event:
-        """The signed statement (kind 8858) about the provider's bond; a new one when half its time is over, or when the
-        amount has changed.
+        """The signed statement (kind 8858) about the provider's bond.
+
+        A new one comes when half its time is over, or when the amount has changed.
 
         Raises:
             NotFound: it never had a bond.

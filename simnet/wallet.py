@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import aiohttp
 import orjson
 
 from nodewire.errors import BadConfig, BadInput, LinkLost, NotAllowed, TimedOut, from_dict
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip98
 from nodewire.pay.accounts.zaps import description_hash
 from nodewire.pay.lightning import cursor, invoices
-from nodewire.pay.lightning.invoices import Invoice
 from nodewire.pay.lightning.wallet import ABILITIES, Direction, Receipt, Transfer, WalletInfo
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from nodewire.nostr.keys import Keys
+    from nodewire.pay.lightning.invoices import Invoice
 
 MAX_ANSWER_BYTES = 2_000_000
 _HEX32 = re.compile(r"[0-9a-f]{64}", re.ASCII)

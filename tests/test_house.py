@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -146,6 +147,7 @@ def test_a_page_for_developers_names_only_what_exists(page):
 
 
 ROOMS = (*PACKAGES, "processes", "bench", "demo", "tests")
+MAX_FILES = 15
 MAX_BODY_LINES = 60
 """Signatures and docstrings do not count: the parameters of a Typer command are its options."""
 
@@ -157,6 +159,14 @@ def bodies(path: Path) -> Iterator[tuple[str, int]]:
             first = node.body[1:] if ast.get_docstring(node) is not None else node.body
             lines = node.end_lineno - first[0].lineno + 1 if first else 0
             yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", lines
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_folder_has_at_most_15_modules(room):
+    modules = (path for path in (ROOT / room).rglob("*.py") if path.name != "__init__.py")
+    sizes = Counter(str(path.parent.relative_to(ROOT)) for path in modules)
+    assert sizes
+    assert [f"{folder}: {size} modules" for folder, size in sizes.items() if size > MAX_FILES] == []
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -11,8 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 NOUNS = {
-    *("closing", "embedding", "encoding", "finding", "framing", "lightning", "mapping", "opening", "planning"),
-    *("ring", "sampling", "scaling", "string", "token", "training"),
+    *("closing", "embedding", "encoding", "finding", "framing", "lightning", "mapping", "opening", "ping", "planning"),
+    *("ring", "sampling", "scaling", "string", "token", "training", "warning"),
 }
 """Nouns of the field that end as a gerund or a participle does."""
 PARTICIPLES = re.compile(
@@ -83,6 +83,17 @@ def test_no_class_is_called_by_a_gerund_or_a_participle():
 def test_no_module_is_called_by_a_gerund_or_a_participle():
     names = ((path, path.removesuffix("/__init__.py").rpartition("/")[2].removesuffix(".py")) for path, _ in trees())
     assert [path for path, name in names if is_form(last_word(name))] == []
+
+
+def test_no_function_of_a_module_is_called_by_a_gerund():
+    found = [
+        f"{path}:{node.lineno}: {node.name}"
+        for path, tree in trees()
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if re.fullmatch("[a-z0-9]+ing", node.name) and node.name not in NOUNS
+    ]
+    assert found == []
 
 
 def test_no_method_is_called_by_a_word_that_says_nothing():

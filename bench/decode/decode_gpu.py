@@ -34,7 +34,7 @@ from nodewire.llm.checkpoint.checkpoint import open_checkpoint
 from nodewire.llm.checkpoint.loader import filler
 from nodewire.llm.cuda_graphs import runner
 from nodewire.llm.cuda_graphs.capture import Capture, CudaGraphs
-from nodewire.llm.cuda_graphs.runner import Around, graphing
+from nodewire.llm.cuda_graphs.runner import Around, graph_maker
 from nodewire.llm.families import end_tensors, stage_tensors
 from nodewire.llm.kv import static_buffers
 from nodewire.llm.kv.batch_view import Chain, together
@@ -82,7 +82,7 @@ class Streams:
             self._likeliest,
             True,
         )
-        self.graphs = graphing(capture)(self._layers, lanes, around) if capture is not None else None
+        self.graphs = graph_maker(capture)(self._layers, lanes, around) if capture is not None else None
         kept = [*self._vocabulary.weights.values(), *(one for layer in self._layers.layers for one in _tensors(layer))]
         weights = {one.data_ptr(): one.nbytes for one in kept if isinstance(one, torch.Tensor)}
         self.weight_bytes = sum(weights.values())

@@ -21,7 +21,7 @@ import uvloop
 from bench.network.transition_jobs import given
 from kinds.k8843 import KIND
 from nodewire.errors import NodewireError
-from nodewire.kind import Inbox, Limits, Params, Turn
+from nodewire.kind import Limits, Params, Turn
 from nodewire.nostr.event import Event, sign
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips.nip01 import Filter
@@ -32,6 +32,7 @@ from nodewire.protocol.job.plan import Assignment, Plan, Terms, Verification
 from nodewire.protocol.job.request import Request
 from nodewire.protocol.model.manifest import CUSTOMER, Manifest
 from nodewire.protocol.tensors.frame import Array, Frame
+from nodewire.protocol.tensors.inbox import Inbox
 from nodewire.provider.inference.job import JobPorts, JobRun
 from nodewire.provider.inference.job_context import JobContext
 from nodewire.provider.tasks.job_worker import JobWorker

@@ -10,7 +10,7 @@ _HEAD = """# Models
 `python -m bench.tasks.support --table docs/reference/models.md` writes this page. It has the results of `nodewire
 register --dry-run` for the configurations of models that people have (`bench/configs`). It compares tiny random
 models of every family with `transformers`. Pieces are counted at a target of so much memory, for 4 sessions of 8192
-positions each (fewer if the model has fewer). They are in the dtype of the stored weights, float16 in float32. A
+positions each. Models with fewer have fewer. They are in the dtype of the stored weights, float16 in float32. A
 smaller context, fewer sessions or keys in 8 bits make fewer pieces.
 
 A model *generates* text, *embeds* it, or is called with *tensors*. A class that is in neither table, and any module of

@@ -1,11 +1,11 @@
-"""The chat template of a Hugging Face folder: chat_template.jinja, or else what tokenizer_config.json has; or that of a
-GGUF file.
+"""The chat template of a Hugging Face folder or of a GGUF file.
+
+A folder's is chat_template.jinja, or else what tokenizer_config.json has.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -13,6 +13,9 @@ from nodewire.errors import BadConfig, TooLarge
 from nodewire.gguf import model as gguf
 from nodewire.gguf.chat import TOKENS, chat_of
 from nodewire.protocol.model.chat_template import MAX_TEMPLATE_CHARS, ChatTemplate
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TEMPLATE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
 _MAX_FILE_BYTES = 32 * 2**20

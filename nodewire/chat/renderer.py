@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from nodewire.chat import MAX_REQUEST_BYTES, PREFIX, WALL_S
 from nodewire.errors import BadInput, TooLarge, WorkerFailed, from_dict
-from nodewire.protocol.model.chat_template import ChatTemplate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nodewire.protocol.model.chat_template import ChatTemplate
 
 _MODULES = tuple(os.path.abspath(path) for path in sys.path)
 _PATIENCE_S = 30.0

@@ -17,20 +17,23 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jinja2
 import jinja2.debug  # jinja2 imports it when a template fails: no file can be read then
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from nodewire.chat import MAX_PROMPT_CHARS, MAX_REQUEST_BYTES, PREFIX, WALL_S
 from nodewire.errors import BadInput, NodewireError, TooLarge, WorkerFailed
 from nodewire.worker.sandbox import landlock, rights
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from jinja2.parser import Parser
 
 CPU_S = 0.1
 """For reading and rendering a template."""

@@ -132,8 +132,10 @@ def print_json(document: Any) -> None:
 def steps(
     what: str, clock_s: Callable[[], float] = time.monotonic, *, at_once: bool = False
 ) -> Iterator[Callable[[str], None]]:
-    """What is under way, on stderr, and how far it is: at most once a second, after the first unless `at_once`, since
-    each step may take long. On a terminal it is one line that changes and goes. Steps are rich's markup.
+    """What is under way, on stderr, and how far it is.
+
+    It is said at most once a second, after the first unless `at_once`, since each step may take long. On a terminal it
+    is one line that changes and goes. Steps are rich's markup.
     """
     said_s = -inf if at_once else clock_s()
     with notes.status(what) as status:

@@ -5,9 +5,12 @@ The table is bounded. Of too many origins the least recently used is forgotten, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from nodewire.core.bounded_dict import BoundedDict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MAX_ORIGINS = 65_536
 

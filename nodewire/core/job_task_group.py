@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import NodeFailed, NodewireError, first_of
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
 
 log = logging.getLogger("nodewire.job")
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from nodewire.core.slices import Sliced
+if TYPE_CHECKING:
+    from nodewire.core.slices import Sliced
 
 T = TypeVar("T")
 

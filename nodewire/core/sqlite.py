@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import sqlite3
-from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadConfig, NodeFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _WAIT_S = 10.0
 """For another process of the same role that is writing."""

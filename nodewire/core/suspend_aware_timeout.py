@@ -7,8 +7,11 @@ before it reads what came meanwhile: a peer that answered in time would be taken
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 _STEPS = 8
 

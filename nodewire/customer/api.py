@@ -16,9 +16,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Self
 
 from nodewire.config import CustomerConfig
 from nodewire.core.bounded_dict import BoundedDict
@@ -27,28 +25,33 @@ from nodewire.customer.calls.arrays import array_of, like
 from nodewire.customer.calls.batch_splitter import BatchSplitter, Programs
 from nodewire.customer.calls.embeddings import Embedding
 from nodewire.customer.calls.generation import Generation
-from nodewire.customer.calls.stateless_call import StatelessCall
 from nodewire.customer.calls.tensor_call import Evaluation, jobs
 from nodewire.customer.calls.transcript import transcribed
 from nodewire.customer.contacts import people
-from nodewire.customer.job.estimate import Estimate
 from nodewire.customer.job.job import Purchase
 from nodewire.customer.job.purchased_job import MAX_REPAIRS, PurchasedJob, judgement
 from nodewire.customer.job.retry_policy import MAX_AGAIN
-from nodewire.customer.job.session import Session
 from nodewire.customer.job.summary import summary, together
 from nodewire.customer.migration.migrator import MAX_MOVES, Migration
 from nodewire.customer.models.names import ModelAt
 from nodewire.customer.models.text import ModelText
-from nodewire.customer.tokens.token_chunk import Piece
 from nodewire.errors import BadInput, NodewireError, NotAllowed
 from nodewire.kind import JobKind, installed
 from nodewire.plan.codec import EdgeCodec
 from nodewire.protocol.job.plan import Plan, Terms
 from nodewire.protocol.market.token_price import per_million_msat
 from nodewire.protocol.model.chat_template import ChatTemplate
-from nodewire.protocol.model.manifest import Manifest
 from nodewire.swarm.member import SwarmCustomer
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from nodewire.customer.calls.stateless_call import StatelessCall
+    from nodewire.customer.job.estimate import Estimate
+    from nodewire.customer.job.session import Session
+    from nodewire.customer.tokens.token_chunk import Piece
+    from nodewire.plan.codec import EdgeCodec
+    from nodewire.protocol.model.manifest import Manifest
 
 MAX_PROMPT_BYTES = 1_000_000
 Begun = Callable[[Purchase], None]
@@ -171,8 +174,9 @@ class Customer:
         return self._session
 
     async def find_model(self, model: str) -> ModelAt:
-        """The address and version of what is called `model`, an address or a name: as `ModelNames.find` has it. Every
-        method finds its `model` so, and asks relays for a name in each call: who makes many finds it once.
+        """The address and version of what is called `model`, an address or a name: as `ModelNames.find` has it.
+
+        Every method finds its `model` so, and asks relays for a name in each call: who makes many finds it once.
 
         Raises:
             BadInput: it is no name and no address.
@@ -200,8 +204,9 @@ class Customer:
         listener: CallListener = NO_LISTENER,
         **params: Any,
     ) -> AsyncGenerator[Piece, None]:
-        """Continue `prompt` on the model that is called `model`, or that was found; `params` are those of kind 8843
-        (max_tokens ...).
+        """Continue `prompt` on the model that is called `model`, or that was found.
+
+        `params` are those of kind 8843 (max_tokens ...).
 
         With `wait` (and terms whose `verify` is "sampled") it ends when the committee has judged what was sampled of
         it. Tokens from a chunk that failed on are bought again, from others; `last` has the text as it is then, and in
@@ -263,11 +268,14 @@ class Customer:
         edge_codec: EdgeCodec | None = None,
         **params: Any,
     ) -> Quote:
-        """What `generate` would come to with the same arguments: the plan that the market would give now, about how
-        much, and at most. Nothing is requested, and the wallet is not asked.
+        """What `generate` would come to with the same arguments.
+
+        The plan that the market would give now, about how much, and at most. Nothing is requested, and the wallet is
+        not asked.
 
         Raises:
             BadInput, Ambiguous, NotFound, NoQuorum, NoProvider, OverBudget: as `generate`.
+
 
         """
         _check(prompt)
@@ -380,7 +388,7 @@ class Customer:
             NotFound, BadHash, BadManifest ...: there is no such manifest, or what it cites is not to be had.
 
         """
-        record = self.session.record
+        record = self.session.public_record
         _, manifest = await self._manifest(model, "generate")
         cited = manifest.chat
         if cited is None:
@@ -436,20 +444,20 @@ class Customer:
         """What a model takes, read once for many calls."""
         digest = manifest.digest()
         if digest not in self._batchings:
-            self._batchings[digest] = await BatchSplitter.load(manifest, Programs(self.session.record))
+            self._batchings[digest] = await BatchSplitter.load(manifest, Programs(self.session.public_record))
         return self._batchings[digest]
 
     async def _text(self, manifest: Manifest) -> ModelText:
         """How a model's ids are read, fetched once for many generations."""
         digest = manifest.digest()
         if digest not in self._texts:
-            self._texts[digest] = await ModelText.load(manifest, self.session.record)
+            self._texts[digest] = await ModelText.load(manifest, self.session.public_record)
         return self._texts[digest]
 
     async def _manifest(self, model: str | ModelAt, mode: str) -> tuple[str, Manifest]:
         """The address and the manifest of a model."""
         found = model if isinstance(model, ModelAt) else await self.find_model(model)
-        manifest = await self.session.record.manifest(found.address, found.digest)
+        manifest = await self.session.public_record.manifest(found.address, found.digest)
         if manifest.mode != mode:
             raise BadInput("model", f"{manifest.name} serves {manifest.mode}, not {mode}: {_USE[manifest.mode]}")
         return found.address, manifest

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
 
-from nodewire.config import CustomerConfig
 from nodewire.customer.job.session import Session
 from nodewire.customer.models.names import ModelNames
 from nodewire.customer.payments.debt_collector import Settler
@@ -15,13 +14,11 @@ from nodewire.customer.payments.refunds import Refunds
 from nodewire.customer.planning.planner import MarketPlanner
 from nodewire.market import open_market
 from nodewire.net.address_policy import are_private
-from nodewire.nostr.keys import Keys
-from nodewire.nostr.pool import Pool
 from nodewire.pay import registry
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.accounts.payer import Payer
 from nodewire.store.state_lock import sole_key
-from nodewire.store.sweep import sweeping
+from nodewire.store.sweep import sweep_beside
 from nodewire.wire.evidence.spool import Spool
 from nodewire.wire.link.link_manager import LinkPolicy
 from nodewire.wire.measure import link_health_store
@@ -31,6 +28,13 @@ from nodewire.wire.shm import SameHost
 from nodewire.wire.transport import congestion
 from nodewire.wire.transport.tcp import TcpTls
 from nodewire.worker.persistent_worker import maker
+
+if TYPE_CHECKING:
+    from contextlib import AsyncExitStack
+
+    from nodewire.config import CustomerConfig
+    from nodewire.nostr.keys import Keys
+    from nodewire.nostr.pool import Pool
 
 SPOOL_BYTES = 2**30
 """Of prompts, and with a local driver of hidden states, while jobs are under way."""
@@ -62,7 +66,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig, *, is_buyer: bool
     payer = Payer(keys, wallet, ledger, network=network)
     recovered = await payer.recover()
     spool = _open_spool(stack, config)
-    swept = asyncio.create_task(sweeping(config.blobs, None))
+    swept = asyncio.create_task(sweep_beside(config.blobs, None))
     stack.callback(swept.cancel)
     node = await _open_node(stack, config, keys, pool)
     following = asyncio.create_task(market.follow())
@@ -84,7 +88,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig, *, is_buyer: bool
         keys=keys,
         pool=pool,
         relays=config.relays,
-        record=market,
+        public_record=market,
         planner=MarketPlanner(market, keys.public, node.survey.health),
         payer=payer,
         network=network,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadInput, NotFound, TooLarge
-from nodewire.nostr.event_transport import EventTransport
 from nodewire.nostr.keys import from_npub
 from nodewire.nostr.nips import nip19
 from nodewire.nostr.nips.nip01 import Filter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nodewire.nostr.event_transport import EventTransport
 
 FOLLOW_SET = 30_000
 """NIP-51: people, in public `p` tags, under a name of the author's."""

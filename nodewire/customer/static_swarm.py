@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.customer.bootstrap import SPOOL_BYTES
 from nodewire.customer.job.session import Session
@@ -32,17 +29,11 @@ from nodewire.nostr.keys import Keys, npub
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.accounts.payer import Payer
 from nodewire.pay.lightning.no_wallet import NoWallet
-from nodewire.plan.assign import Busy as Refusal
 from nodewire.plan.by_file import by_file
-from nodewire.plan.codec import Wish
-from nodewire.protocol.job.plan import Plan, Terms
-from nodewire.protocol.market.ad import Ad
-from nodewire.protocol.market.snapshot import Node as Certified
 from nodewire.protocol.market.static_swarm import RollCall
 from nodewire.protocol.model.manifest import Manifest
 from nodewire.protocol.model.text_rules import text_blobs
 from nodewire.store.state_lock import held
-from nodewire.swarm.file import NodeEntry, SwarmFile
 from nodewire.swarm.member import SwarmCustomer, addresses
 from nodewire.swarm.record import ads
 from nodewire.wire.evidence.spool import Spool
@@ -55,6 +46,18 @@ from nodewire.wire.swarm.inventory_exchange import InventoryExchange
 from nodewire.wire.transport import congestion
 from nodewire.wire.transport.tcp import TcpTls
 from nodewire.worker.persistent_worker import maker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from contextlib import AsyncExitStack
+    from pathlib import Path
+
+    from nodewire.plan.assign import Busy as Refusal
+    from nodewire.plan.codec import Wish
+    from nodewire.protocol.job.plan import Plan, Terms
+    from nodewire.protocol.market.ad import Ad
+    from nodewire.protocol.market.snapshot import Node as Certified
+    from nodewire.swarm.file import NodeEntry, SwarmFile
 
 OTHER_FILE = "goes by another file, or --split: copy this one to it, and start it anew with the same --split"
 NETWORK = "bcrt"
@@ -160,8 +163,9 @@ class NodesRecord:
         return self._cut
 
     async def fetch_blob(self, sha256: str, max_bytes: int) -> Path:
-        """Of a swarm's blobs its customers need the chat template, and by which tokens are read. Raises NotFound,
-        BadHash, TooLarge.
+        """Of a swarm's blobs its customers need the chat template, and by which tokens are read.
+
+        Raises NotFound, BadHash, TooLarge.
         """
         cut = self._cut
         shown = {} if cut is None else text_blobs(cut) | ({} if cut.chat is None else {"chat": cut.chat})
@@ -275,7 +279,7 @@ async def start(stack: AsyncExitStack, config: SwarmCustomer) -> Session:
         keys=keys,
         pool=relaying,
         relays=(),
-        record=NodesRecord(file, nodes, config.blobs),
+        public_record=NodesRecord(file, nodes, config.blobs),
         planner=FilePlanner(file, nodes, keys.public),
         payer=payer,
         network=NETWORK,

@@ -6,14 +6,18 @@ what it came to is booked in place of that. Of a request that a crash broke off,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.core.sqlite import open_versioned
 from nodewire.errors import Busy, OverBudget
-from nodewire.gateway.config import KeyConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from nodewire.gateway.config import KeyConfig
 
 _VERSION = 1
 _SCHEMA = """

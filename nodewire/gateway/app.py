@@ -8,30 +8,32 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from aiohttp import hdrs, web
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from nodewire.chat.renderer import Renderer
 from nodewire.errors import NodewireError, NotFound, TooLarge, Unsupported
 from nodewire.gateway.config import ANY, MAX_CALLED_CHARS, GatewayConfig, KeyConfig, ModelConfig
-from nodewire.gateway.counters import Figures
-from nodewire.gateway.desk import Desk
-from nodewire.gateway.keys import Keys
 from nodewire.gateway.openai import completions as generating
 from nodewire.gateway.openai import embeddings as embedding
 from nodewire.gateway.openai import fields, messages
-from nodewire.gateway.openai.fields import Body, RequestFields
 from nodewire.gateway.openai.refusals import HEADERS, Refusal, bad_request, response, unsupported
 from nodewire.gateway.openai.response_format import FORMAT
-from nodewire.gateway.port import Buyer, Offer
-from nodewire.metrics.endpoint import Scrapes
 from nodewire.net import http_server
 from nodewire.net.connection_limits import origin_of
 from nodewire.net.loopback import is_called_so
-from nodewire.protocol.model.chat_template import ChatTemplate
+
+if TYPE_CHECKING:
+    from nodewire.chat.renderer import Renderer
+    from nodewire.gateway.counters import Figures
+    from nodewire.gateway.desk import Desk
+    from nodewire.gateway.keys import Keys
+    from nodewire.gateway.openai.fields import Body, RequestFields
+    from nodewire.gateway.port import Buyer, Offer
+    from nodewire.metrics.endpoint import Scrapes
+    from nodewire.protocol.model.chat_template import ChatTemplate
 
 BODY_S = 30.0
 """In which a request's body must have come."""

@@ -30,7 +30,7 @@ MAX_CALLED_CHARS = 512
 class ModelConfig(Section):
     """What clients call by `name`: a manifest, and the terms under which its work is bought for one request.
 
-    Of the name `*` the terms are those of every model that is called by another name, or by its address.
+    The name `*` has the terms of every model that is called by another name, or by its address.
     """
 
     name: ModelName

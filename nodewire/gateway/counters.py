@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
-from prometheus_client.core import Metric
-
-from nodewire.errors import NodewireError
 from nodewire.metrics.durations import Durations
 from nodewire.metrics.family import CODES, Labels, capped, counter, gauge, histogram
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from prometheus_client.core import Metric
+
+    from nodewire.errors import NodewireError
 
 REQUESTS = counter(
     "nodewire_gateway_requests_total", "Requests answered, by endpoint and HTTP status.", "endpoint", "status"

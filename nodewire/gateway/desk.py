@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from nodewire.customer.job.retry_policy import MAX_AGAIN
 from nodewire.errors import Busy, NodewireError, OverBudget, TimedOut, first_of
-from nodewire.gateway.accounts import Accounts, Reservation
-from nodewire.gateway.config import GatewayConfig, KeyConfig, ModelConfig
-from nodewire.gateway.counters import Figures
 from nodewire.gateway.line import Line
-from nodewire.gateway.port import Buyer, Offer, Order
 from nodewire.pay.bond.settlement import job_share_ppm
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+    from nodewire.gateway.accounts import Accounts, Reservation
+    from nodewire.gateway.config import GatewayConfig, KeyConfig, ModelConfig
+    from nodewire.gateway.counters import Figures
+    from nodewire.gateway.port import Buyer, Offer, Order
 
 T = TypeVar("T")
 _FAREWELL_S = 10.0

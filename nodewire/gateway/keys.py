@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from nodewire.gateway.config import KeyConfig, secret_in
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 OPEN = KeyConfig(name="anybody", sha256="0" * 64)
 """Whose account it is where no keys are configured."""

@@ -5,19 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.core.bounded_dict import BoundedDict
 from nodewire.customer.api import CallListener, Customer
-from nodewire.customer.job.job import Purchase
-from nodewire.customer.job.session import PlannedJob
 from nodewire.customer.models.names import ModelAt
-from nodewire.customer.tokens.token_chunk import Piece
-from nodewire.gateway.config import ModelConfig
 from nodewire.gateway.port import Announced, Offer, Vectors
-from nodewire.pay.accounts.debts import Debt
 from nodewire.pay.bond.settlement import job_share_ppm
-from nodewire.protocol.job.plan import Terms
+
+if TYPE_CHECKING:
+    from nodewire.customer.job.job import Purchase
+    from nodewire.customer.job.session import PlannedJob
+    from nodewire.customer.tokens.token_chunk import Piece
+    from nodewire.gateway.config import ModelConfig
+    from nodewire.pay.accounts.debts import Debt
+    from nodewire.protocol.job.plan import Terms
 
 _Requested = Callable[[str, int], None]
 """Told a job's id and what a chunk of it costs (msat)."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
-from nodewire.customer.tokens.token_chunk import Piece
-from nodewire.gateway.config import ModelConfig
-from nodewire.protocol.job.plan import Terms
-from nodewire.protocol.model.chat_template import ChatTemplate
+    from nodewire.customer.tokens.token_chunk import Piece
+    from nodewire.gateway.config import ModelConfig
+    from nodewire.protocol.job.plan import Terms
+    from nodewire.protocol.model.chat_template import ChatTemplate
 
 Announced = Callable[[str, int, int], None]
 """Told every job before it is published: its id, what a chunk of it costs (msat, verification included), and how many
@@ -20,8 +21,10 @@ of the order's jobs may come to something with it, those among them that broke o
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A model as its manifest describes it now. `context` is the most positions of a session; `chunk` are those that
-    one payment covers; `verify_share_ppm` comes on top of a job's price where it is verified.
+    """A model as its manifest describes it now.
+
+    `context` is the most positions of a session; `chunk` are those that one payment covers; `verify_share_ppm` comes on
+    top of a job's price where it is verified.
     """
 
     digest: str

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from nodewire.errors import BadTask
-from nodewire.gguf.model import Model
+
+if TYPE_CHECKING:
+    from nodewire.gguf.model import Model
 
 TOKENS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 """By the names that templates have for them, those of the file."""

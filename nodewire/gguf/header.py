@@ -9,16 +9,18 @@ Nothing is mapped into memory: a mapped file that another process cuts short end
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from nodewire.errors import BadTask, TooLarge, Unsupported
 from nodewire.gguf.types import OTHERS, TYPES, Type
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

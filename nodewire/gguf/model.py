@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from nodewire.errors import BadTask, NotFound, TooLarge
 from nodewire.gguf import header
-from nodewire.gguf.header import TensorEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from nodewire.gguf.header import TensorEntry
 
 SUFFIX = ".gguf"
 MAX_SHARDS = 1_000
@@ -21,8 +24,9 @@ T = TypeVar("T", bool, int, float, str)
 
 
 def is_one(path: Path) -> bool:
-    """Whether a path that a model is asked for at is a GGUF file's: by its name, though it may not be there, or by how
-    the file begins, whatever its name.
+    """Whether a path that a model is asked for at is a GGUF file's.
+
+    It is by its name, though it may not be there, or by how the file begins, whatever its name.
     """
     if path.suffix == SUFFIX:
         return not path.is_dir()

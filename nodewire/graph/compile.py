@@ -71,8 +71,9 @@ def rematerialized(program: Program) -> torch.fx.GraphModule:
 
 
 def _from_zero(graph: torch.fx.Graph, given: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a selection that refuses what the interpreter refuses. The library counts a negative index from the
-    end: whoever answered so would be judged by others who do not.
+    """Arguments of a selection that refuses what the interpreter refuses.
+
+    The library counts a negative index from the end: whoever answered so would be judged by others who do not.
     """
     below = graph.call_function(torch.ops.aten.lt.Scalar, (given["index"], 0))
     refused = graph.call_function(torch.ops.aten.where.ScalarSelf, (below, _BEYOND, given["index"]))

@@ -9,10 +9,9 @@ last `end`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import Tokenizer
@@ -22,6 +21,9 @@ from nodewire.graph.families.bert import IDS, MASK
 from nodewire.graph.program.format import MAX_SLOTS
 from nodewire.protocol.encoding import canonical
 from nodewire.protocol.tensors.frame import Frame
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
 
 TEXTS = "texts"
 MAX_TEXTS = 1_024

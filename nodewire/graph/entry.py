@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,10 +20,14 @@ from nodewire.graph.program.interpreter import Interpreter, bind, check_dims
 from nodewire.graph.program.liveness import corners, walk
 from nodewire.graph.program.origins import origins
 from nodewire.graph.program.verification import MAX_VERIFY_S, VerifiedProgram, verify, verify_weights
-from nodewire.kind import Actor, Limits
 from nodewire.protocol.tensors.frame import Frame, Meta
 from nodewire.taskgraph.batch_axis import batch_dim
 from nodewire.taskgraph.program import GraphProgram
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from nodewire.kind import Actor, Limits
 
 _log = logging.getLogger("nodewire.graph")
 MAX_PENDING = 1_024

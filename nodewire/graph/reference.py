@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from nodewire.errors import BadInput
 from nodewire.graph.encoder import padded, tokenizer
 from nodewire.graph.families import bert, encoder_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
 
 _ROWS = 32
 

@@ -10,18 +10,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from nodewire.errors import BadFrame, BadInput, NotAllowed, NotFound, TooLarge, Unsupported
-from nodewire.kind import Params
 from nodewire.llm import session_checks
-from nodewire.llm.checkpoint.loader import Fill
 from nodewire.llm.layers import frame_checks
 from nodewire.llm.layers.embedding_head import Vocabulary
-from nodewire.llm.programs.programs import DriverProgram
 from nodewire.llm.speculation.in_flight_tree import Flight, InFlightFrame
 from nodewire.llm.speculation.ngram_proposer import NgramDrafter
 from nodewire.llm.speculation.proposer import Drafter
@@ -29,13 +26,18 @@ from nodewire.llm.speculation.scheduler import DraftScheduler
 from nodewire.llm.tokens.grammar import Grammars
 from nodewire.llm.tokens.sampler import Sampler
 from nodewire.llm.tokens.sampling_params import Sampling, parse_params
-from nodewire.llm.tokens.tokenizer import Tokenizer
 from nodewire.protocol.model.kv_pages import Room
 from nodewire.protocol.model.token_list import EXCUSED
 from nodewire.protocol.speculation.frame_meta import packed
 from nodewire.protocol.tensors.frame import Frame, chunk_of_turn
 from nodewire.text.stream import TextStream
 from nodewire.weights.tensorfile import DTYPES
+
+if TYPE_CHECKING:
+    from nodewire.kind import Params
+    from nodewire.llm.checkpoint.loader import Fill
+    from nodewire.llm.programs.programs import DriverProgram
+    from nodewire.llm.tokens.tokenizer import Tokenizer
 
 Reason = Literal["length", "stop", "eos"]
 MakeDrafters = Callable[[Sampler], Sequence[Drafter[Any]]]
@@ -76,8 +78,9 @@ class Driver:
         make_drafters: MakeDrafters | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """Guesses are those of `make_drafters`, by default what the session's own text says. One that lends its ends
-        fills nothing.
+        """Guesses are those of `make_drafters`, by default what the session's own text says.
+
+        One that lends its ends fills nothing.
         """
         self.program = program
         self._make_drafters = make_drafters or (lambda sampler: [NgramDrafter()])
@@ -91,8 +94,9 @@ class Driver:
         self._sessions: dict[str, _Session] = {}
 
     def open(self, session: str, params: Params) -> None:
-        """Raises as `session_checks.check`; Busy; BadInput naming a parameter (see sampling.parse_params); Unsupported:
-        one needs logits, where none come.
+        """Raises as `session_checks.check`; Busy; BadInput naming a parameter; Unsupported.
+
+        Of parameters see sampling.parse_params. Unsupported: one needs logits, where none come.
         """
         sampling = parse_params(params, self.program.positions)
         if self.program.lends and (wanted := sampling.needs_logits) is not None:
@@ -220,9 +224,11 @@ class Driver:
         return ids
 
     def _return(self, state: _Session, frame: Frame[Any]) -> list[Frame[Any]]:
-        """What came of a frame's n rows (of the prompt's, the last position's) in: hidden states [1, n, width], or
-        where the head is lent the likeliest ids, [1, n, 1]; the tokens that
-        follow from them out, each a frame, and before them, unless it ends, what goes around the ring next.
+        """What came of a frame's n rows in, and the tokens that follow from them out.
+
+        In come hidden states [1, n, width], or where the head is lent the likeliest ids, [1, n, 1]; of the prompt's
+        rows the last position's. Each token is a frame, and before them, unless it ends, goes what goes around the ring
+        next.
 
         A frame none of whose rows can still be right may come back without rows.
         """

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from nodewire.errors import BadHash, BadInput, BadTask, OverMemory
-from nodewire.kind import Actor, Limits
 from nodewire.llm.checkpoint.loader import Fill, filler, open_weights
 from nodewire.llm.cuda_graphs.capture import CudaGraphs
-from nodewire.llm.cuda_graphs.runner import Graphing, graphing
+from nodewire.llm.cuda_graphs.runner import Graphing, graph_maker
 from nodewire.llm.driver import Driver
 from nodewire.llm.programs import memory_estimate
-from nodewire.llm.programs.memory_estimate import Footprint
 from nodewire.llm.programs.programs import DriverProgram, StageProgram
 from nodewire.llm.speculation.draft_model import Draft
 from nodewire.llm.stage import Stage
 from nodewire.llm.tokens.tokenizer import Tokenizer
 from nodewire.protocol.model.manifest import REFERENCE_ENGINE
-from nodewire.protocol.tensors.frame import Frame
 from nodewire.text.detokenizer import MAX_TOKENIZER_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.kind import Actor, Limits
+    from nodewire.llm.programs.memory_estimate import Footprint
+    from nodewire.protocol.tensors.frame import Frame
 
 
 def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -> Actor:
@@ -139,7 +143,7 @@ def _graphing(device: torch.device, limits: Limits, need: int) -> Graphing | Non
     """Captured steps have what the task, which needs so much, leaves of the limit."""
     if device.type != "cuda" or not limits.graphs:
         return None
-    return graphing(CudaGraphs(device), limits.memory_bytes - need)
+    return graph_maker(CudaGraphs(device), limits.memory_bytes - need)
 
 
 def _device(limits: Limits) -> torch.device:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NotAllowed, TooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import Container
 
 MAX_SESSION_NAME = 200
 

@@ -8,16 +8,13 @@ join the committed run, or are branches beyond it (`stage_request.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from nodewire.errors import BadFrame, BadInput, NodewireError, NotFound
-from nodewire.kind import Params
 from nodewire.llm import session_checks
-from nodewire.llm.checkpoint.loader import Fill
 from nodewire.llm.cuda_graphs.runner import Graphing, hidden_around
 from nodewire.llm.kv.batch_view import together
 from nodewire.llm.kv.prefix_cache import Chain, Prefixes
@@ -25,11 +22,17 @@ from nodewire.llm.kv.sequence_cache import Lane, Lanes
 from nodewire.llm.layers import frame_checks
 from nodewire.llm.layers.embedding_head import Vocabulary
 from nodewire.llm.layers.layers import Arithmetic, Layers
-from nodewire.llm.programs.programs import StageProgram
 from nodewire.llm.stage_request import StageRequest, begin
 from nodewire.protocol.model.kv_pages import PAGE
-from nodewire.protocol.tensors.frame import Frame
 from nodewire.weights.tensorfile import DTYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.kind import Params
+    from nodewire.llm.checkpoint.loader import Fill
+    from nodewire.llm.programs.programs import StageProgram
+    from nodewire.protocol.tensors.frame import Frame
 
 
 @dataclass(slots=True)
@@ -42,10 +45,11 @@ class _Session:
 
 
 class Stage:
-    """An Actor that batches (nodewire.kind). Of a session's parameters it reads `positions`: how many there will be at
-    most, the program's unless given; they have their memory from then on, so the fewer, the more sessions fit, and
-    LongRoPE turns by them. And `prefixes`: among whose prompts it keeps and finds beginnings of this one's, nobody's
-    unless given.
+    """An Actor that batches (nodewire.kind).
+
+    Of a session's parameters it reads `positions`: how many there will be at most, the program's unless given; they
+    have their memory from then on, so the fewer, the more sessions fit, and LongRoPE turns by them. And `prefixes`:
+    among whose prompts it keeps and finds beginnings of this one's, nobody's unless given.
     """
 
     def __init__(

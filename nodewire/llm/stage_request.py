@@ -1,25 +1,29 @@
-"""A frame of hidden states that a stage is at: what it says of its lane, checked before anything changes, and how far
-it has been computed.
+"""A frame of hidden states that a stage is at, and how far it has been computed.
+
+What it says of its lane is checked before anything changes.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadFrame, NodewireError, TooLarge
 from nodewire.llm.kv import static_buffers
-from nodewire.llm.kv.attention_context import Past
 from nodewire.llm.kv.batch_view import Branches, Chain
-from nodewire.llm.kv.sequence_cache import Lane
 from nodewire.llm.kv.speculative_tree import MAX_LIVE_CELLS, Tree
-from nodewire.llm.kv.static_buffers import Span
 from nodewire.llm.layers import frame_checks
 from nodewire.protocol.tensors.frame import Frame
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from nodewire.llm.kv.attention_context import Past
+    from nodewire.llm.kv.sequence_cache import Lane
+    from nodewire.llm.kv.static_buffers import Span
 
 _PASSED_ON = ("epoch", "parents", "keep")
 """What the stages behind must know, too."""

@@ -9,13 +9,12 @@ import asyncio
 import logging
 import platform
 import sqlite3
-from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 from aiohttp import hdrs, web
-from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
@@ -25,6 +24,11 @@ from nodewire.errors import BadConfig
 from nodewire.metrics.family import counter, gauge
 from nodewire.net import host_port, http_server
 from nodewire.net.loopback import is_called_so, is_loopback
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Sequence
+
+    from prometheus_client.core import Metric
 
 PATH = "/metrics"
 FRESH_S = 1.0
@@ -113,7 +117,7 @@ class _Build:
 
 
 @asynccontextmanager
-async def serving(exposed: MetricsExposition) -> AsyncIterator[str]:
+async def serve_metrics(exposed: MetricsExposition) -> AsyncIterator[str]:
     """Serve until the block is left; gives the URL to scrape.
 
     Raises:
@@ -136,5 +140,5 @@ async def serving(exposed: MetricsExposition) -> AsyncIterator[str]:
     app = web.Application()
     app.router.add_get(PATH, show)
     listening = http_server.listening_socket("metrics.listen", exposed.listen)
-    async with http_server.serving(app, listening, most=MAX_CONNECTIONS, each_s=CONNECTION_S):
+    async with http_server.serve_app(app, listening, most=MAX_CONNECTIONS, each_s=CONNECTION_S):
         yield f"http://{host_port.written(host, listening.getsockname()[1])}{PATH}"

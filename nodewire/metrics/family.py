@@ -7,14 +7,17 @@ A label's values come from a table of this software's, an operator's file, or `t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from nodewire.errors import TABLE
-from nodewire.metrics.durations import Durations
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from nodewire.metrics.durations import Durations
 
 Labels = tuple[str, ...]
 """A sample's values, in the order of the family's labels."""

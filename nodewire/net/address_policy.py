@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -15,6 +15,9 @@ from aiohttp.resolver import DefaultResolver
 from yarl import URL
 
 from nodewire.errors import BadInput, NotAllowed, TooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 MAX_URL_CHARS = 1_024
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address

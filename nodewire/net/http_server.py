@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -23,6 +23,9 @@ from nodewire.errors import BadConfig
 from nodewire.net import host_port
 from nodewire.net.connection_limits import Strangers, origin_of
 from nodewire.net.listen_address import named_by
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
 
 RETRY_S = 2
 """After which a client that was told to come later does well to ask again."""
@@ -63,7 +66,7 @@ def known(request: web.Request) -> None:
 
 
 @asynccontextmanager
-async def serving(
+async def serve_app(
     app: web.Application,
     listening: socket.socket,
     *,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _UNUSABLE = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES})
 

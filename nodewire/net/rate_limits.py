@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from nodewire.core.bounded_dict import BoundedDict
 from nodewire.core.budget import Budget
 from nodewire.errors import Busy, TooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _MAX_NAMES = 4_096
 

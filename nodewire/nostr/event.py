@@ -6,14 +6,18 @@ https://github.com/nostr-protocol/nips/blob/master/01.md
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import orjson
 
 from nodewire.errors import BadEvent, BadSignature, TooLarge
 from nodewire.nostr import keys as _keys
-from nodewire.nostr.keys import Keys
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from nodewire.nostr.keys import Keys
 
 MAX_BYTES = 65_536  # of the serialized event; larger content is cited as a blob
 MAX_TAGS = 2_000

@@ -1,15 +1,20 @@
-"""How events come to others and from them: over relays (`nodewire.nostr.pool`), or over the links of those who know
-each other (`nodewire.wire.swarm.event_relay`).
+"""How events come to others and from them.
+
+They come over relays (`nodewire.nostr.pool`), or over the links of those who know each other
+(`nodewire.wire.swarm.event_relay`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from nodewire.nostr.event import Event
-from nodewire.nostr.nips.nip01 import Filter
 from nodewire.nostr.subscription import MAX_QUEUED_EVENTS, Subscription
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.nips.nip01 import Filter
 
 
 class EventTransport(Protocol):

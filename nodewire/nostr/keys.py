@@ -8,13 +8,15 @@ from __future__ import annotations
 import os
 import stat
 from functools import lru_cache
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import secp256k1
 
 from nodewire.errors import BadConfig, BadInput
 from nodewire.nostr import bech32_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 

@@ -9,15 +9,18 @@ for a passing reason is asked for again after a pause.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from nodewire.errors import BadInput, Busy, LinkLost, RelayRefused, Unsupported
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip01, nip42
 from nodewire.nostr.nips.nip01 import ClosedMessage, Eose, Filter, Notice, Ok, RelayAuth, RelayCount, RelayEvent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
 
 MAX_INVALID = 100  # malformed messages and false events on one connection, after which it is not worth keeping
 MAX_CHALLENGES = 16  # answered on one connection

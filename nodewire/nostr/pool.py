@@ -16,10 +16,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -28,12 +26,17 @@ from websockets.frames import CloseCode
 
 from nodewire.errors import BadConfig, BadInput, LinkLost, NodewireError, RelayRefused, TimedOut, TooLarge
 from nodewire.nostr import event as _event
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.link import Link, RelayStatus, check_taken
 from nodewire.nostr.nips import nip01
 from nodewire.nostr.nips.nip01 import Filter, Ok, RelayCount
 from nodewire.nostr.subscription import MAX_QUEUED_EVENTS, Recent, Subscription
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from types import TracebackType
+
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
 
 MAX_RELAYS = 64
 _VERIFIED = 16_384  # per pool, to verify a signature once

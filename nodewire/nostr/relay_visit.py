@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import TYPE_CHECKING
 
 import aiohttp
 from yarl import URL
 
 from nodewire.errors import BadInput, LinkLost, NotAllowed, TimedOut, TooLarge
 from nodewire.net import address_policy
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.link import MAX_WORDS_CHARS, Link, check_taken
 from nodewire.nostr.nips import nip01
-from nodewire.nostr.nips.nip01 import Ok
+
+if TYPE_CHECKING:
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
+    from nodewire.nostr.nips.nip01 import Ok
 
 MAX_URL_CHARS = 256
 _SCHEMES = {"wss": "https", "ws": "http"}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from nodewire.nostr.event import Event
-from nodewire.nostr.nips.nip01 import Filter
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.nips.nip01 import Filter
 
 
 class Relays(Protocol):

@@ -6,12 +6,14 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from nodewire.core.bounded_dict import BoundedDict
-from nodewire.nostr.event import Event
-from nodewire.nostr.link import Standing
-from nodewire.nostr.nips.nip01 import Filter
+
+if TYPE_CHECKING:
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.link import Standing
+    from nodewire.nostr.nips.nip01 import Filter
 
 MAX_QUEUED_EVENTS = 4_096  # per subscription
 MAX_QUEUED_BYTES = 16 << 20  # per subscription, as the events came over the wire

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NotFound
-from nodewire.protocol.committee.committee import Committee
 from nodewire.store import clock_offset
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from nodewire.protocol.committee.committee import Committee
 
 CHECK_S = 300.0
 _log = logging.getLogger(__name__)

@@ -5,19 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nodewire.core.loop_turn import LoopTurn, in_slices
 from nodewire.errors import BadConfig, BadInput, LinkLost, NodewireError
-from nodewire.kind import Clock
-from nodewire.nostr.event import Event
 from nodewire.nostr.nips.nip01 import Filter
-from nodewire.nostr.relays import Relays
 from nodewire.oracle.committee import rules
-from nodewire.oracle.committee.derivation import Derivation
 from nodewire.oracle.committee.fetches import Fetches
 from nodewire.oracle.committee.intake import JUDGED_EPOCHS, KEPT_CERTIFICATES
 from nodewire.oracle.committee.node_places import MAX_WAITING
@@ -48,16 +42,25 @@ from nodewire.oracle.committee.state import (
 )
 from nodewire.oracle.committee.tenure import tenured
 from nodewire.oracle.court.counters import OracleFigures
-from nodewire.oracle.journal import Journal
-from nodewire.oracle.setup import Seat
 from nodewire.protocol.committee import beacon, commitment, oracle_round, quorum_certificate
 from nodewire.protocol.committee import committee as _committee
 from nodewire.protocol.committee.committee import VALID_EPOCHS, Committee
 from nodewire.protocol.encoding import tags as _tags
 from nodewire.protocol.market import bond, heartbeat
-from nodewire.protocol.market.snapshot import Snapshot
 from nodewire.protocol.verification import verdict
-from nodewire.protocol.verification.verdict import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from pathlib import Path
+
+    from nodewire.kind import Clock
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.relays import Relays
+    from nodewire.oracle.committee.derivation import Derivation
+    from nodewire.oracle.journal import Journal
+    from nodewire.oracle.setup import Seat
+    from nodewire.protocol.market.snapshot import Snapshot
+    from nodewire.protocol.verification.verdict import Verdict
 
 _log = logging.getLogger(__name__)
 MAX_ASKING = 16_384

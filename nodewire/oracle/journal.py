@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.core.sqlite import open_versioned
 from nodewire.errors import NotAllowed
 from nodewire.nostr.event import Event, parse
 from nodewire.protocol.committee.reputation import ReputationVerdict
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 KEPT_EPOCHS = 10_000
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import get_args
-
-from prometheus_client.core import Metric
+from typing import TYPE_CHECKING, get_args
 
 from nodewire.metrics.family import counter, gauge, histogram, tallied
-from nodewire.oracle.clock_watch import ClockWatch
-from nodewire.oracle.court.court import Court
-from nodewire.oracle.daemon import Oracle
 from nodewire.protocol.verification.verdict import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from prometheus_client.core import Metric
+
+    from nodewire.oracle.clock_watch import ClockWatch
+    from nodewire.oracle.court.court import Court
+    from nodewire.oracle.daemon import Oracle
 
 EPOCH = gauge("nodewire_oracle_epoch", "The epoch that is open, by this machine's clock.")
 CERTIFIED_EPOCH = gauge("nodewire_oracle_certified_epoch", "The newest epoch that is certified.")

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadConfig, BadInput
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.committee import dvrf
 from nodewire.protocol.committee.committee import Committee
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, repr=False)

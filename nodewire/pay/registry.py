@@ -7,13 +7,17 @@ the kind. A class is imported when its kind is configured, and no peer can name 
 from __future__ import annotations
 
 from importlib.metadata import entry_points
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nodewire.errors import BadConfig
-from nodewire.pay.bond.bond_holder import BondHolder, HolderSettings
+from nodewire.pay.bond.bond_holder import BondHolder
 from nodewire.pay.bond.no_bond_holder import NoBondHolder
-from nodewire.pay.lightning.wallet import Wallet
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nodewire.pay.bond.bond_holder import BondHolder, HolderSettings
+    from nodewire.pay.lightning.wallet import Wallet
 
 WALLETS = "nodewire.wallets"
 BOND_HOLDERS = "nodewire.bond_holders"
@@ -105,11 +109,13 @@ async def check_network(wallet: Wallet, kind: str, network: str = "") -> None:
 
 
 def bond_holder(kind: str, wallet: Wallet, at: HolderSettings | None = None) -> BondHolder:
-    """The bond holder `at` its own place, or that `wallet`, of `kind`, reaches; one that refuses everything if the kind
-    has none.
+    """The bond holder `at` its own place, or that `wallet`, of `kind`, reaches.
+
+    One that refuses everything if the kind has none.
 
     Raises:
         BadConfig: no package or several have holders of this kind, they cannot be imported, or a setting is missing.
+
 
     """
     if at is not None:

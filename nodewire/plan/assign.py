@@ -46,16 +46,12 @@ tagged SHA-256 of `nodewire.protocol.encoding.canonical`; hex fields enter it as
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from nodewire.errors import BadInput, BadPlan, NoProvider, OverBudget
-from nodewire.nostr.event import Event
 from nodewire.protocol.committee import reputation
-from nodewire.protocol.committee.committee import Committee
-from nodewire.protocol.committee.epoch_body import Body
 from nodewire.protocol.encoding.canonical import tagged_hash
 from nodewire.protocol.job import feedback
 from nodewire.protocol.job.plan import LOCAL, MAX_BUSY, MAX_REDRAWS, Assignment, Plan, Terms, Verification
@@ -63,6 +59,13 @@ from nodewire.protocol.market import coordinates
 from nodewire.protocol.market.snapshot import MAX_UNITS, Node, Snapshot
 from nodewire.protocol.model.edge_codec import codings
 from nodewire.protocol.model.manifest import CUSTOMER, Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nodewire.nostr.event import Event
+    from nodewire.protocol.committee.committee import Committee
+    from nodewire.protocol.committee.epoch_body import Body
 
 CANDIDATES = 8
 UNBONDED_ONE_IN = 20
@@ -128,7 +131,9 @@ def assign(
     busy: Sequence[Busy] = (),
     manifest_digest: str | None = None,
 ) -> Plan:
-    """The plan. `epoch` cites `snapshot`, whose SHA-256 the caller has checked. `customer` is a pubkey, `k` the redraw;
+    """The plan.
+
+    `epoch` cites `snapshot`, whose SHA-256 the caller has checked. `customer` is a pubkey, `k` the redraw;
     `manifest_digest` saves hashing a manifest again.
 
     Raises:

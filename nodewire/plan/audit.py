@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import NodewireError
-from nodewire.nostr.event import Event
 from nodewire.plan.assign import Busy, CertifiedEpoch, assign
 from nodewire.protocol.committee import beacon as _beacon
-from nodewire.protocol.committee.beacon import BeaconPartial
-from nodewire.protocol.committee.committee import Committee
-from nodewire.protocol.committee.quorum_certificate import Certificate
-from nodewire.protocol.job.plan import Plan
 from nodewire.protocol.market import snapshot as _snapshot
-from nodewire.protocol.market.snapshot import Snapshot
-from nodewire.protocol.model.manifest import Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from nodewire.nostr.event import Event
+    from nodewire.protocol.committee.beacon import BeaconPartial
+    from nodewire.protocol.committee.committee import Committee
+    from nodewire.protocol.committee.quorum_certificate import Certificate
+    from nodewire.protocol.job.plan import Plan
+    from nodewire.protocol.market.snapshot import Snapshot
+    from nodewire.protocol.model.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)

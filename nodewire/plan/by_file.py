@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from nodewire.errors import BadPlan
 from nodewire.protocol.job.plan import Assignment, Plan, Terms, Verification
-from nodewire.protocol.market.static_swarm import Swarm
 from nodewire.protocol.model.edge_codec import codings
-from nodewire.protocol.model.manifest import Manifest
+
+if TYPE_CHECKING:
+    from nodewire.protocol.market.static_swarm import Swarm
+    from nodewire.protocol.model.manifest import Manifest
 
 FIRST_RESULT_MS, NEXT_RESULT_MS = 600_000, 60_000
 """Nobody has certified speeds here, and who is dead is noticed by its link: these only end what hangs."""

@@ -14,15 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from nodewire.errors import BadInput
 from nodewire.plan.assign import LINK_BYTES_PER_MS, link_us
 from nodewire.protocol.job.plan import LOCAL, Plan
 from nodewire.protocol.market.snapshot import Node, Snapshot
 from nodewire.protocol.model.edge_codec import CODECS, Codec, can_narrow, sent_as
-from nodewire.protocol.model.manifest import Edge, Manifest
 from nodewire.protocol.tensors.frame import BLOCK, bytes_of
+
+if TYPE_CHECKING:
+    from nodewire.protocol.model.manifest import Edge, Manifest
 
 WORTH_PERCENT = 10
 """Of a time: what it must become shorter by, for rounding more."""

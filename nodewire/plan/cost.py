@@ -10,12 +10,15 @@ Williams, Waterman, Patterson: Roofline. CACM 2009.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
 from statistics import median
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadInput
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _PARTS = (0.5, 0.8, 0.9, 1.0)
 
@@ -49,16 +52,18 @@ class Rates:
         return self.call_us + self.slower * self.roof_us(work)
 
     def is_told_by(self, work: Work) -> bool:
-        """Whether the operations of `work` take longer at best than a call that does nothing: of a table that is looked
-        up, or a text that is cut, the roofline says nothing.
+        """Whether the operations of `work` take longer at best than a call that does nothing.
+
+        Of a table that is looked up, or a text that is cut, the roofline says nothing.
         """
         return work.flops / self.flops_per_s * 1e6 > self.call_us
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Fitted rates, and how far predictions are from the `count` measurements: the factor that half of them, and nine
-    in ten of them, stay within (1.25: a quarter too high or too low).
+    """Fitted rates, and how far predictions are from the `count` measurements.
+
+    These are the factors that half of them, and nine in ten of them, stay within (1.25: a quarter too high or too low).
     """
 
     rates: Rates
@@ -68,8 +73,10 @@ class Fit:
 
 
 def fit(rates: Rates, measured: Sequence[tuple[Work, float]]) -> Fit:
-    """`rates` with the `call_us` and `slower` under which `measured` (work, microseconds) is missed least, in the mean
-    of factors: a call costs what `rates` say or a part of one that was measured; `slower` is the median of the rest.
+    """`rates` with the `call_us` and `slower` under which `measured` (work, microseconds) is missed least.
+
+    It is least in the mean of factors. A call costs what `rates` say or a part of one that was measured; `slower` is
+    the median of the rest.
 
     Raises:
         BadInput: nothing was measured that has work to do, or not above 0.

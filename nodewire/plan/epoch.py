@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nodewire.core.bounded_dict import BoundedDict
 from nodewire.errors import NoQuorum
-from nodewire.nostr.event import Event
 from nodewire.protocol import kinds
 from nodewire.protocol.committee import beacon as _beacon
 from nodewire.protocol.committee import quorum_certificate as _certificate
-from nodewire.protocol.committee.beacon import BeaconPartial
 from nodewire.protocol.committee.committee import KEPT_EPOCHS, VALID_EPOCHS, Committee
-from nodewire.protocol.committee.epoch_body import Body
-from nodewire.protocol.committee.quorum_certificate import Certificate
+
+if TYPE_CHECKING:
+    from nodewire.nostr.event import Event
+    from nodewire.protocol.committee.beacon import BeaconPartial
+    from nodewire.protocol.committee.epoch_body import Body
+    from nodewire.protocol.committee.quorum_certificate import Certificate
 
 KEPT = 16
 """How many certificates, and partials of each oracle, are remembered."""

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from typing import TYPE_CHECKING
 
 from nodewire.plan.assign import NEXT_FLOOR_MS, NEXT_PER_US
-from nodewire.protocol.job.plan import Plan
+
+if TYPE_CHECKING:
+    from nodewire.protocol.job.plan import Plan
 
 QUICKER = 1.5
 """So many times as quick another ring is expected to be at least: who flaps by less moves nobody."""
@@ -25,8 +28,9 @@ PREFILL = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """The ring that a session is on: by its plan, and as it was seen. `started_s`: from the request to the first
-    token; `chunk_msat`: with the verification share.
+    """The ring that a session is on: by its plan, and as it was seen.
+
+    `started_s`: from the request to the first token; `chunk_msat`: with the verification share.
     """
 
     turn_us: int
@@ -51,8 +55,10 @@ class Ahead:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What is expected of one. `overtaking`: tokens that both rings make. `extra_msat`: what it costs more than to
-    stay; `total_msat`: all that the other ring can cost.
+    """What is expected of one.
+
+    `overtaking`: tokens that both rings make. `extra_msat`: what it costs more than to stay; `total_msat`: all that the
+    other ring can cost.
     """
 
     step_s: float

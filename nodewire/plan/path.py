@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from nodewire.protocol.model.manifest import CUSTOMER, Edge, Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 
 def remaining_us(manifest: Manifest, took_us: Mapping[str, int], link_us: Callable[[Edge], int]) -> dict[str, int]:

@@ -17,18 +17,22 @@ compute again even where the verifier agrees: the two could be one.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
-from nodewire.protocol.committee.commitment import ChunkRoot, CommitmentEvent
-from nodewire.protocol.committee.committee import Committee
 from nodewire.protocol.encoding.canonical import tagged_hash
-from nodewire.protocol.job.plan import Plan
-from nodewire.protocol.job.request import Request
 from nodewire.protocol.market.snapshot import MAX_UNITS, Node, Snapshot
 from nodewire.protocol.tensors.fingerprint import MILLION
 from nodewire.protocol.verification.sample import Sample
 from nodewire.protocol.verification.verdict import MAX_VERIFIERS, sample_key
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from nodewire.protocol.committee.commitment import ChunkRoot, CommitmentEvent
+    from nodewire.protocol.committee.committee import Committee
+    from nodewire.protocol.job.plan import Plan
+    from nodewire.protocol.job.request import Request
 
 AUDITED_PPM = 100_000
 """Of samples on which provider and verifier agree: the oracles compute these again all the same."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from nodewire.errors import Busy, NodewireError
 from nodewire.metrics.durations import Durations
 from nodewire.metrics.family import FAULT
 from nodewire.protocol import kinds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 KINDS = frozenset({*kinds.TRAINING, kinds.INFERENCE, kinds.FEDSTR})
 
@@ -34,8 +37,9 @@ class Figures:
 
     @contextmanager
     def job(self, kind: int) -> Iterator[None]:
-        """An admitted job, to its end. One that finds no room is refused. A cancelled one is none: the daemon
-        stops.
+        """An admitted job, to its end.
+
+        One that finds no room is refused. A cancelled one is none: the daemon stops.
         """
         began_ns = time.monotonic_ns()
         try:

@@ -5,23 +5,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Protocol
-
-from prometheus_client.core import Metric
+from typing import TYPE_CHECKING, Protocol
 
 from nodewire.errors import NodewireError
-from nodewire.kind import Worker
-from nodewire.market import Market
-from nodewire.metrics.durations import Durations
 from nodewire.metrics.family import CODES, OTHER, Labels, capped, counter, gauge, histogram
 from nodewire.pay.accounts import earnings
 from nodewire.protocol.market.bond import BondStatement
-from nodewire.provider.job_counters import Figures
-from nodewire.provider.market.bond import BondKeeper
-from nodewire.provider.outage import Outage
-from nodewire.provider.tasks.registry import Specializations
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from prometheus_client.core import Metric
+
+    from nodewire.kind import Worker
+    from nodewire.market import Market
+    from nodewire.metrics.durations import Durations
+    from nodewire.provider.job_counters import Figures
+    from nodewire.provider.market.bond import BondKeeper
+    from nodewire.provider.outage import Outage
+    from nodewire.provider.tasks.registry import Specializations
 
 JOBS = counter(
     "nodewire_provider_jobs_total",

@@ -12,11 +12,15 @@ import logging
 import os
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.core.job_task_group import typed_fault
 from nodewire.errors import BadConfig, NodeFailed, NodewireError, TimedOut, WorkerFailed
-from nodewire.pay.accounts.ledger import Ledger
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nodewire.pay.accounts.ledger import Ledger
 
 log = logging.getLogger("nodewire.provider")
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.config import Serve
 from nodewire.core.stop import stop
@@ -18,11 +15,7 @@ from nodewire.net import host_port
 from nodewire.nostr.keys import Keys, npub
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.plan.by_file import by_file
-from nodewire.protocol.committee.commitment import ChunkRoot
-from nodewire.protocol.job.plan import Plan
-from nodewire.protocol.job.request import Request
 from nodewire.protocol.market.static_swarm import RollCall
-from nodewire.protocol.model.manifest import Manifest
 from nodewire.protocol.model.text_rules import text_blobs
 from nodewire.provider.admission.checks import Admission, AdmittedJob
 from nodewire.provider.admission.withdrawals import Withdrawals
@@ -31,7 +24,6 @@ from nodewire.provider.inference.service import Provider
 from nodewire.provider.outage import Outage, disk_check, ledger_check
 from nodewire.provider.tasks.loader import specialize
 from nodewire.provider.tasks.registry import Specializations
-from nodewire.swarm.file import SwarmFile
 from nodewire.swarm.member import SwarmProvider, addresses
 from nodewire.swarm.record import FileRecord
 from nodewire.wire.evidence.spool import Spool
@@ -44,6 +36,17 @@ from nodewire.wire.transport import congestion
 from nodewire.wire.transport.tcp import TcpTls
 from nodewire.worker import devices
 from nodewire.worker.persistent_worker import maker
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from contextlib import AsyncExitStack
+    from pathlib import Path
+
+    from nodewire.protocol.committee.commitment import ChunkRoot
+    from nodewire.protocol.job.plan import Plan
+    from nodewire.protocol.job.request import Request
+    from nodewire.protocol.model.manifest import Manifest
+    from nodewire.swarm.file import SwarmFile
 
 _PATIENCE_S = 30
 _SWEEP_S = 10.0

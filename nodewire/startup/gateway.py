@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from contextlib import AsyncExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.chat.folder import template_file
 from nodewire.chat.renderer import Renderer
@@ -13,7 +12,6 @@ from nodewire.customer.api import Customer
 from nodewire.errors import BadConfig, Busy
 from nodewire.gateway.accounts import Accounts
 from nodewire.gateway.app import Gateway
-from nodewire.gateway.config import GatewayConfig
 from nodewire.gateway.counters import Figures, GatewayCollector
 from nodewire.gateway.desk import Desk
 from nodewire.gateway.keys import Keys
@@ -22,6 +20,11 @@ from nodewire.gateway.openai import refusals
 from nodewire.metrics.endpoint import MetricsExposition, Scrapes
 from nodewire.net import host_port, http_server
 from nodewire.store.state_lock import held
+
+if TYPE_CHECKING:
+    from contextlib import AsyncExitStack
+
+    from nodewire.gateway.config import GatewayConfig
 
 _STRANGER_S = 45.0
 """In which a connection must have come with a request that counts."""
@@ -58,7 +61,7 @@ async def start(stack: AsyncExitStack, config: GatewayConfig) -> dict[str, Any]:
     gateway = Gateway(config, buyer, desk, keys, figures, renderer, templates, Scrapes(exposed))
     most, each_s = 4 * config.max_requests + 64, config.request_s + _CONNECTION_S
     await stack.enter_async_context(
-        http_server.serving(
+        http_server.serve_app(
             gateway.application(),
             listening,
             most=most,

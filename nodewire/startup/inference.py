@@ -4,37 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from prometheus_client.registry import Collector
-
-from nodewire.config import ProviderConfig
 from nodewire.kind import JobKind, MakeWorker, installed
-from nodewire.market import Market
 from nodewire.net.address_policy import are_private
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
-from nodewire.nostr.pool import Pool
 from nodewire.pay import registry
-from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.bond.bond_holder import BondHolder, is_share_paid
 from nodewire.pay.bond.presentation_store import PresentationStore
 from nodewire.pay.bond.presenter import Presenter
-from nodewire.pay.lightning.wallet import Wallet
-from nodewire.protocol.job.request import Request
-from nodewire.protocol.market.ad_profile import PublishedProfile
 from nodewire.protocol.market.coordinates import in_ms
-from nodewire.protocol.model.manifest import Manifest
 from nodewire.provider import metrics
 from nodewire.provider.admission.checks import Admission, CertifiedPlanner
 from nodewire.provider.admission.free_chunks import FreeChunks
 from nodewire.provider.admission.withdrawals import Withdrawals
 from nodewire.provider.autoscale.bootstrap import InstalledKinds, open_following
-from nodewire.provider.autoscale.follower import Follower
 from nodewire.provider.evidence.committer import Committer
 from nodewire.provider.evidence.grants import Grants
 from nodewire.provider.evidence.server import EvidenceServer, recall_from
@@ -53,7 +38,7 @@ from nodewire.provider.profile import node_profile
 from nodewire.provider.tasks import queue_report
 from nodewire.provider.tasks.loader import ServedManifest, specialize
 from nodewire.provider.tasks.registry import Specializations
-from nodewire.store.sweep import sweeping
+from nodewire.store.sweep import sweep_beside
 from nodewire.wire.evidence.spool import Spool
 from nodewire.wire.link.link_manager import LinkPolicy
 from nodewire.wire.measure import link_health_store
@@ -63,6 +48,24 @@ from nodewire.wire.shm import SameHost
 from nodewire.wire.transport.tcp import TcpTls
 from nodewire.worker.persistent_worker import LastingWorker, maker
 from nodewire.worker.worker_group import several
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from contextlib import AsyncExitStack
+
+    from prometheus_client.registry import Collector
+
+    from nodewire.config import ProviderConfig
+    from nodewire.market import Market
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
+    from nodewire.nostr.pool import Pool
+    from nodewire.pay.accounts.ledger import Ledger
+    from nodewire.pay.lightning.wallet import Wallet
+    from nodewire.protocol.job.request import Request
+    from nodewire.protocol.market.ad_profile import PublishedProfile
+    from nodewire.protocol.model.manifest import Manifest
+    from nodewire.provider.autoscale.follower import Follower
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +169,7 @@ async def _open_tasks(stack: AsyncExitStack, resources: ProviderResources, worke
     room = config.worker.for_sessions
     served = await specialize(market, config.serve, job_kinds, workers.make_on(stack), profiled.speeds, room)
     held = Specializations(served)
-    swept = asyncio.create_task(sweeping(config.blobs, None, but=lambda: held.blobs))
+    swept = asyncio.create_task(sweep_beside(config.blobs, None, but=lambda: held.blobs))
     stack.callback(swept.cancel)
     follower = None
     if config.specialize is not None:

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from prometheus_client.registry import Collector
-
-from nodewire.config import BondsConfig, OracleConfig
 from nodewire.core.stop import stop
 from nodewire.kind import installed
 from nodewire.market import Market
 from nodewire.metrics.endpoint import MetricsExposition
 from nodewire.net.address_policy import are_private
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
 from nodewire.oracle import metrics as measuring
 from nodewire.oracle.clock_watch import ClockWatch
@@ -29,7 +24,6 @@ from nodewire.oracle.daemon import Oracle, Readers
 from nodewire.oracle.journal import Journal
 from nodewire.oracle.setup import load_committee, load_seat
 from nodewire.pay import registry
-from nodewire.pay.bond.bond_holder import BondHolder
 from nodewire.pay.bond.presentation_store import PresentationStore
 from nodewire.pay.bond.presenter import Presenter
 from nodewire.pay.lightning.no_wallet import NoWallet
@@ -38,7 +32,7 @@ from nodewire.protocol.committee.committee import Committee
 from nodewire.store import clock_offset
 from nodewire.store.blobs import Blobs
 from nodewire.store.state_lock import held
-from nodewire.store.sweep import YOUNG_S, sweeping
+from nodewire.store.sweep import YOUNG_S, sweep_beside
 from nodewire.verify.inquiry import Inquiry
 from nodewire.wire.link.link_manager import LinkPolicy
 from nodewire.wire.measure import link_health_store
@@ -48,7 +42,18 @@ from nodewire.wire.node import Node
 from nodewire.wire.shm import SameHost
 from nodewire.wire.transport.tcp import TcpTls
 from nodewire.worker.metrics import Machines, Workers
-from nodewire.worker.persistent_worker import LastingWorker
+
+if TYPE_CHECKING:
+    from contextlib import AsyncExitStack
+
+    from prometheus_client.registry import Collector
+
+    from nodewire.config import BondsConfig, OracleConfig
+    from nodewire.nostr.keys import Keys
+    from nodewire.pay.bond.bond_holder import BondHolder
+    from nodewire.pay.lightning.wallet import Wallet
+    from nodewire.protocol.committee.committee import Committee
+    from nodewire.worker.persistent_worker import LastingWorker
 
 WARMING_S = 4.0
 """Between the starts of two oracles' workers: about what one takes on an idle core."""
@@ -154,7 +159,7 @@ def _sweep(stack: AsyncExitStack, config: OracleConfig, committee: Committee, wo
     """Keep the blobs' folder within its limit, but for what the workers have loaded."""
     young_s = max(YOUNG_S, _YOUNG_EPOCHS * committee.epoch_ms / 1000)
     loaded_blobs = (lambda: workbench.blobs) if workbench is not None else frozenset[str]
-    swept = asyncio.create_task(sweeping(config.blobs, config.disk, young_s=young_s, but=loaded_blobs))
+    swept = asyncio.create_task(sweep_beside(config.blobs, config.disk, young_s=young_s, but=loaded_blobs))
     stack.callback(swept.cancel)
 
 

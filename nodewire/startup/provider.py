@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from prometheus_client.registry import Collector
-
-from nodewire.config import ProviderConfig
 from nodewire.core.stop import stop
 from nodewire.errors import BadConfig, NotAllowed
 from nodewire.market import open_market
@@ -22,7 +17,6 @@ from nodewire.pay.accounts.dues import CreditTerms, Due
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.accounts.till import Till
 from nodewire.pay.lightning import lnurl_server
-from nodewire.pay.lightning.wallet import Wallet
 from nodewire.provider import metrics
 from nodewire.provider.inference.claim_retry import claim_again
 from nodewire.provider.inference.service import Provider
@@ -30,14 +24,24 @@ from nodewire.provider.market.bond import check_bond
 from nodewire.startup.inference import ProviderResources, open_inference
 from nodewire.startup.receipts import ReceiptRelays, address_signer, follow_address
 from nodewire.store.state_lock import held
-from nodewire.training.fedstr.service import Fedstr
 from nodewire.training.provider.node import TrainerNode
-from nodewire.training.provider.service import TrainingService
 from nodewire.training.provider_bootstrap import open_training
 from nodewire.wire.transport import congestion
 from nodewire.worker import devices
 from nodewire.worker.metrics import Machines, Workers
-from nodewire.worker.persistent_worker import LastingWorker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import AsyncExitStack
+
+    from prometheus_client.registry import Collector
+
+    from nodewire.config import ProviderConfig
+    from nodewire.pay.accounts.dues import Due
+    from nodewire.pay.lightning.wallet import Wallet
+    from nodewire.training.fedstr.service import Fedstr
+    from nodewire.training.provider.service import TrainingService
+    from nodewire.worker.persistent_worker import LastingWorker
 
 
 async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]:
@@ -143,5 +147,5 @@ async def _serve_lnurl(stack: AsyncExitStack, config: ProviderConfig, keys: Keys
     host, _ = host_port.parse(config.lnurl.listen, "lnurl.listen", least_port=0, error=BadConfig)
     base = config.lnurl.url.rstrip("/") or f"http://{host_port.written(host, sock.getsockname()[1])}"
     endpoint = lnurl_server.Endpoint("nodewire", base, keys.public, till.quote, tip=till.tip)
-    await stack.enter_async_context(lnurl_server.serving(endpoint, sock))
+    await stack.enter_async_context(lnurl_server.serve_endpoint(endpoint, sock))
     return endpoint.pay_url

@@ -5,23 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from nodewire.config import ProviderConfig
 from nodewire.errors import BadConfig, BadInput, LinkLost, NodewireError, NotFound, TimedOut
 from nodewire.net.address_policy import are_private
 from nodewire.nostr import relay_visit
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip57
 from nodewire.nostr.nips.nip01 import Filter
-from nodewire.nostr.pool import Pool
-from nodewire.pay.accounts.dues import Due
 from nodewire.pay.accounts.receipt_outbox import KEPT_S
-from nodewire.pay.accounts.till import Till
 from nodewire.pay.lightning import lnurl
-from nodewire.pay.lightning.wallet import Wallet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from nodewire.config import ProviderConfig
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
+    from nodewire.nostr.pool import Pool
+    from nodewire.pay.accounts.dues import Due
+    from nodewire.pay.accounts.till import Till
+    from nodewire.pay.lightning.wallet import Wallet
 
 _TIMEOUT_S = 10.0
 _RECEIPTS_AT_ONCE = 8
@@ -33,8 +36,9 @@ log = logging.getLogger("nodewire.pay")
 
 
 class ReceiptRelays:
-    """Publishes to one relay that a zap request names, or to all of `pool`. Without `allow_private` only public
-    addresses are dialled for a stranger's URL.
+    """Publishes to one relay that a zap request names, or to all of `pool`.
+
+    Without `allow_private` only public addresses are dialled for a stranger's URL.
     """
 
     def __init__(self, pool: Pool, relays: Iterable[str], keys: Keys, *, allow_private: bool) -> None:
@@ -93,8 +97,9 @@ async def address_signer(address: str, wallet: Wallet, *, allow_private: bool) -
 
 
 async def follow_address(pool: Pool, till: Till, public: str, signer: str, on_settled: Callable[[Due], None]) -> None:
-    """Take the receipts of the wallet's own address as they come, and those of the last week: each names a payment that
-    the wallet is asked for. Without a `signer` there are none.
+    """Take the receipts of the wallet's own address as they come, and those of the last week.
+
+    Each names a payment that the wallet is asked for. Without a `signer` there are none.
 
     A wallet whose record is behind its service's receipt is asked again, after growing pauses.
     """

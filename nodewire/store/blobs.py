@@ -15,11 +15,9 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Self
+from typing import IO, TYPE_CHECKING, Self
 
 import aiohttp
 
@@ -34,10 +32,15 @@ from nodewire.errors import (
     TimedOut,
     TooLarge,
 )
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nipb7
 from nodewire.protocol.model.manifest import BlobRef
 from nodewire.store.sweep import INCOMING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from types import TracebackType
+
+    from nodewire.nostr.keys import Keys
 
 MAX_BYTES = 4 * 1024**3
 SMALL_BYTES = 1 << 20
@@ -114,8 +117,9 @@ class Blobs:
         return False
 
     async def get(self, blob: BlobRef | str, max_bytes: int | None = None, *, inline: bytes | None = None) -> Path:
-        """The file with exactly these bytes, from the cache or else from the first server that delivers; `inline` are
-        its bytes, where they came another way.
+        """The file with exactly these bytes, from the cache or else from the first server that delivers.
+
+        `inline` are its bytes, where they came another way.
 
         Calls for the same blob at the same time share one download. A download that breaks off is resumed, there or at
         the next server.

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadConfig
-from nodewire.protocol.model.manifest import BlobRef
-from nodewire.store.blobs import Blobs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nodewire.protocol.model.manifest import BlobRef
+    from nodewire.store.blobs import Blobs
 
 YOUNG_S = 600.0
 """Who has just got a blob's path has to be able to read it."""
@@ -22,8 +26,10 @@ CREATE TABLE IF NOT EXISTS used (sha256 TEXT PRIMARY KEY, bytes INTEGER NOT NULL
 
 
 class BoundedBlobs:
-    """`get` and `put` of `blobs`, of which no more than `most_bytes` stay in the cache; what was there before, or came
-    otherwise, is nobody's to remove. Raises BadConfig: the file of what was used cannot be.
+    """`get` and `put` of `blobs`, of which no more than `most_bytes` stay in the cache.
+
+    What was there before, or came otherwise, is nobody's to remove. Raises BadConfig: the file of what was used cannot
+    be.
     """
 
     def __init__(self, blobs: Blobs, path: Path, most_bytes: int) -> None:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
 from email.utils import parsedate_to_datetime
 from statistics import median
+from typing import TYPE_CHECKING
 
 import aiohttp
 
 from nodewire.errors import NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 HTTP_DATE_S = 1.0
 """A date is of whole seconds."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadData, NotFound, TooLarge
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MAX_FILES = 100_000
 MAX_BYTES = 2**35
@@ -48,8 +51,9 @@ def listed(path: Path, field: str) -> tuple[list[Path], int]:
 
 
 def digest(path: Path, field: str) -> str:
-    """SHA-256 of the digests of the files at `path`, in their order: of the data set, wherever it stands and whatever
-    its files are called. Reads all of them. Raises as `listed`.
+    """SHA-256 of the digests of the files at `path`, in their order.
+
+    It is of the data set, wherever it stands and whatever its files are called. Reads all of them. Raises as `listed`.
     """
     whole = hashlib.sha256()
     for file in listed(path, field)[0]:

@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import io
 import secrets
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from nodewire.errors import BadCiphertext, BadInput
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
 SEGMENT_BYTES = 1 << 20
 TAG_BYTES = 16

@@ -9,11 +9,14 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.errors import Busy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _MAX_PID_BYTES = 32
 log = logging.getLogger("nodewire.store")

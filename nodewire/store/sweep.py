@@ -11,9 +11,12 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterator
 
 INCOMING = "incoming"
 INCOMING_S = 86_400.0
@@ -42,8 +45,9 @@ def sweep(
     young_s: float = YOUNG_S,
     but: Container[str] = (),
 ) -> int:
-    """Remove blobs that nobody used in `kept_s`, then the longest unused until `most_bytes` are left, if that is
-    bounded; how many bytes.
+    """Remove blobs that nobody used in `kept_s`, then the longest unused until `most_bytes` are left.
+
+    `most_bytes` may be unbounded. Returned is how many bytes went.
 
     Those used in `young_s` stay, and those whose hash is in `but`, even if they are too many. Blocks: for a thread.
     """
@@ -62,7 +66,7 @@ def sweep(
     return freed
 
 
-async def sweeping(
+async def sweep_beside(
     cache: Path,
     most_bytes: int | None,
     *,

@@ -13,7 +13,7 @@ layers = "0-7"
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -23,8 +23,10 @@ from nodewire.nostr.keys import from_npub, npub
 from nodewire.protocol.encoding.schema import Hex32, Name
 from nodewire.protocol.market.static_swarm import MAX_NODES, Swarm, SwarmNode
 from nodewire.protocol.model import layer_ranges
-from nodewire.protocol.model.layer_ranges import Border
 from nodewire.protocol.speculation.frame_meta import MAX_LOOKAHEAD
+
+if TYPE_CHECKING:
+    from nodewire.protocol.model.layer_ranges import Border
 
 MAX_CUSTOMERS = 256
 LOOKAHEAD = 8

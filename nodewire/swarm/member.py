@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from nodewire.config import WorkerConfig
-from nodewire.swarm.file import SwarmFile
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from nodewire.config import WorkerConfig
+    from nodewire.swarm.file import SwarmFile
 
 
 @dataclass(frozen=True, slots=True)

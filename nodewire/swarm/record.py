@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NotFound
-from nodewire.protocol.job.plan import Plan
 from nodewire.protocol.market.ad import Ad, ManifestOffer, TaskOffer
-from nodewire.protocol.market.snapshot import Node
-from nodewire.protocol.model.manifest import Manifest
-from nodewire.swarm.file import SwarmFile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from nodewire.protocol.job.plan import Plan
+    from nodewire.protocol.market.snapshot import Node
+    from nodewire.protocol.model.manifest import Manifest
+    from nodewire.swarm.file import SwarmFile
 
 _UNKNOWN_US = 1_000_000
 """A speed that nobody claims."""

@@ -1,5 +1,6 @@
-"""Whether a batch may be computed in parts, or several as one: every output's row follows from the inputs' rows of the
-same number. Pure.
+"""Whether a batch may be computed in parts, or several as one.
+
+Every output's row follows from the inputs' rows of the same number. Pure.
 
 A model is a DAG of programs of whitelisted operators (nips/26). For every value it is followed along which
 axis the batch lies, if it does; an operator that mixes what lies along it (a sum over it, a product of two batches), or
@@ -13,15 +14,18 @@ where a program that mixes rows would show one customer's to another.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.protocol.model.manifest import CUSTOMER, Manifest
 from nodewire.protocol.tensors.frame import MAX_RANK
 from nodewire.taskgraph.batch_axis_rules import value_of
 from nodewire.taskgraph.batch_axis_values import NUMBER, SIZE, UNKNOWN, Known, Number, Unproven, Value
-from nodewire.taskgraph.program import GraphProgram
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nodewire.taskgraph.program import GraphProgram
 
 __all__ = ["Unproven", "axes", "batch_dim"]
 

@@ -8,11 +8,10 @@ mixed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.taskgraph.batch_axis_values import (
     NUMBER,
@@ -30,6 +29,9 @@ from nodewire.taskgraph.batch_axis_values import (
     resized,
     to_value,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
 
 _ELEMENTWISE = """
 abs.default neg.default exp.default log.default sqrt.default rsqrt.default reciprocal.default sin.default cos.default

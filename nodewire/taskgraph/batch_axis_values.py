@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class Unproven(Exception):
@@ -13,8 +15,10 @@ class Unproven(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """`shape`: sizes where they are known; `axis`: where the batch lies, None if the value does not depend on it;
-    `counts`: the value along it is the row's own number, which is good for nothing but to pick rows by.
+    """`shape` is sizes where they are known, and `axis` is where the batch lies.
+
+    It is None if the value does not depend on it. `counts`: the value along it is the row's own number, which is good
+    for nothing but to pick rows by.
     """
 
     shape: tuple[int | None, ...]

@@ -8,14 +8,16 @@ as the file spells it: a normalizer does not come into it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from tokenizers import Tokenizer as _Tokenizer
 
 from nodewire.errors import BadTask, TooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 MAX_TOKENIZER_BYTES = 64 * 1_048_576
 MAX_VALUES = 4_000_000

@@ -6,8 +6,10 @@ decoded again with every token: the segment printed last, as context, and what c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _UNFINISHED = "\ufffd"
 _MAX_WINDOW = 64

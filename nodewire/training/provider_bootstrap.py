@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
 
-from nodewire.config import ProviderConfig, TrainConfig
 from nodewire.errors import BadConfig
 from nodewire.kind import installed_training
-from nodewire.pay.accounts.till import Till
 from nodewire.protocol import kinds
 from nodewire.provider.outage import disk_check, ledger_check, worker_check
 from nodewire.training.fedstr.job import Transfer
 from nodewire.training.fedstr.service import Fedstr
 from nodewire.training.protocol.trainer_ad import Trainer
 from nodewire.training.provider.admission import TrainingAdmission
-from nodewire.training.provider.node import TrainerNode
 from nodewire.training.provider.outer_job import OUTER_TASK
 from nodewire.training.provider.service import TrainingService
 from nodewire.training.provider.shard_job import TASK
 from nodewire.training.provider.store import KeptShards
 from nodewire.worker.client import LONG_CALL_S
 from nodewire.worker.persistent_worker import LastingWorker, maker
+
+if TYPE_CHECKING:
+    from contextlib import AsyncExitStack
+
+    from nodewire.config import ProviderConfig, TrainConfig
+    from nodewire.pay.accounts.till import Till
+    from nodewire.training.provider.node import TrainerNode
 
 
 async def open_training(

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadInput, NodewireError
-from nodewire.market import Market
 from nodewire.nostr.nips.nip01 import Filter
-from nodewire.nostr.relays import Relays
 from nodewire.protocol import kinds
 from nodewire.protocol.committee import commitment
 from nodewire.protocol.committee import quorum_certificate as certificate
-from nodewire.protocol.committee.commitment import ChunkRoot, CommitmentEvent
-from nodewire.protocol.committee.committee import Committee
-from nodewire.protocol.committee.quorum_certificate import Certificate
 from nodewire.protocol.encoding import tags
 from nodewire.protocol.job.chunk import claim
-from nodewire.protocol.job.feedback import Feedback
-from nodewire.protocol.job.plan import Plan
-from nodewire.protocol.job.request import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nodewire.market import Market
+    from nodewire.nostr.relays import Relays
+    from nodewire.protocol.committee.commitment import ChunkRoot, CommitmentEvent
+    from nodewire.protocol.committee.committee import Committee
+    from nodewire.protocol.committee.quorum_certificate import Certificate
+    from nodewire.protocol.job.feedback import Feedback
+    from nodewire.protocol.job.plan import Plan
+    from nodewire.protocol.job.request import Request
 
 _TOPICS_PER_FETCH = 64
 _MANY_TAGS = 256
@@ -41,9 +45,10 @@ class CertifiedRoot:
 
 @dataclass(frozen=True, slots=True)
 class Finality:
-    """`roots` by provider and the root's key: the first that a certificate holds. `committed` are all events that say
-    that they commit to something of the job; `unread` the epochs of which something could not be had: what they hold
-    besides is not known.
+    """`roots` by provider and the root's key: the first that a certificate holds.
+
+    `committed` are all events that say that they commit to something of the job; `unread` the epochs of which something
+    could not be had: what they hold besides is not known.
     """
 
     roots: dict[tuple[str, str, str, int, int], CertifiedRoot]

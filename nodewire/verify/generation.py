@@ -7,15 +7,12 @@ ring after the other, as if nobody had guessed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from nodewire.errors import BadEvent, NodewireError
-from nodewire.kind import JobKind, SharedWorker, TaskSession
 from nodewire.nostr import event as events
-from nodewire.nostr.event import Event
 from nodewire.protocol.committee.commitment import ChunkRoot
 from nodewire.protocol.job import receipt
 from nodewire.protocol.job import request as job
@@ -26,7 +23,13 @@ from nodewire.protocol.job.transcript import GenerationTranscript, Part, asked
 from nodewire.protocol.market import ad
 from nodewire.protocol.model.edge_codec import codings
 from nodewire.protocol.model.manifest import CUSTOMER, Manifest
-from nodewire.protocol.tensors.frame import Array, Frame
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nodewire.kind import JobKind, SharedWorker, TaskSession
+    from nodewire.nostr.event import Event
+    from nodewire.protocol.tensors.frame import Array, Frame
 
 T = TypeVar("T")
 MAX_FAULTS = 1_000
@@ -43,8 +46,10 @@ class Fault:
 
 @dataclass(slots=True)
 class GenerationAudit:
-    """What contradicts what. `held` counts what was looked at, by step; `missing` roots of chunks whose tokens are in
-    the text: a job that broke off had no time to commit to its last.
+    """What contradicts what.
+
+    `held` counts what was looked at, by step; `missing` roots of chunks whose tokens are in the text: a job that broke
+    off had no time to commit to its last.
     """
 
     transcript: GenerationTranscript

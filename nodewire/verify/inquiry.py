@@ -6,22 +6,24 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nodewire.core.bounded_dict import BoundedDict
 from nodewire.errors import NodewireError, NotAllowed, NotFound, TimedOut
 from nodewire.kind import JobKind, Worker
-from nodewire.market import Market
-from nodewire.nostr.relays import Relays
-from nodewire.protocol.job.chunk import Leaf, Opening
-from nodewire.protocol.job.request import Request
 from nodewire.protocol.model.manifest import Manifest
 from nodewire.protocol.verification.arithmetic import has_reference
-from nodewire.protocol.verification.sample import Sample
 from nodewire.verify.finality import final_roots
 from nodewire.verify.own_frames import shown_leaves
 from nodewire.verify.recomputation import ComputedLeaves, Inputs, gather, pull_opening, recompute
-from nodewire.wire.node import Node
+
+if TYPE_CHECKING:
+    from nodewire.market import Market
+    from nodewire.nostr.relays import Relays
+    from nodewire.protocol.job.chunk import Leaf, Opening
+    from nodewire.protocol.job.request import Request
+    from nodewire.protocol.verification.sample import Sample
+    from nodewire.wire.node import Node
 
 _log = logging.getLogger(__name__)
 _KEPT_OVERRUNS = 1_024

@@ -6,16 +6,20 @@ The provider need not be believed, since each frame must hash to its leaf. nips/
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadHash, NotFound, TooLarge
 from nodewire.protocol.job.chunk import Leaf, Opening, leaf_of
-from nodewire.protocol.model.manifest import Manifest
 from nodewire.protocol.tensors.frame import ITEM_BYTES, bytes_of
-from nodewire.protocol.verification.sample import Sample
 from nodewire.protocol.verification.statement import tensors_of
 from nodewire.wire.evidence.pull import Want, pull
-from nodewire.wire.node import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.protocol.model.manifest import Manifest
+    from nodewire.protocol.verification.sample import Sample
+    from nodewire.wire.node import Node
 
 MAX_BYTES = 2**30
 """Of one chunk's frames."""

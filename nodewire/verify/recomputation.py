@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from nodewire.errors import BadHash, BadInput, Busy, NodewireError, NotAllowed, NotFound, TooLarge, Withheld
-from nodewire.kind import JobKind, Params, Worker
-from nodewire.protocol.committee.commitment import ChunkRoot
 from nodewire.protocol.job.chunk import Leaf, Opening, chunk_of, leaf_of, most_bytes
 from nodewire.protocol.job.request import Request, Ticket, content_of
 from nodewire.protocol.model import token_list
@@ -38,9 +35,15 @@ from nodewire.protocol.verification.statement import (
     tensors_of,
     unpack,
 )
-from nodewire.verify.finality import Finality
 from nodewire.wire.evidence.pull import Want, pull, pull_document
-from nodewire.wire.node import Node
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+
+    from nodewire.kind import JobKind, Params, Worker
+    from nodewire.protocol.committee.commitment import ChunkRoot
+    from nodewire.verify.finality import Finality
+    from nodewire.wire.node import Node
 
 MAX_FRAMES = 65_536
 MAX_BYTES = 2**30
@@ -68,8 +71,9 @@ class Equivocated(BadHash):
 
 
 class Unopened(NotFound):
-    """The producer of an input does not open what it committed to: `sample` is that. It must be shown in any case, or
-    two neighbours would make each other pass, one by its word for what was never sent.
+    """The producer of an input does not open what it committed to: `sample` is that.
+
+    It must be shown in any case, or two neighbours would make each other pass, one by its word for what was never sent.
     """
 
     def __init__(self, sample: Sample) -> None:

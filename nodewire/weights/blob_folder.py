@@ -1,15 +1,19 @@
-"""What a registration leaves in a folder: programs and weights, each file named by its SHA-256. Or, of a dry run, only
-how large each would be: then nothing is written, and of weights nothing is read but types.
+"""What a registration leaves in a folder: programs and weights, each file named by its SHA-256.
+
+Or, of a dry run, only how large each would be: then nothing is written, and of weights nothing is read but types.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.protocol.model.manifest import BlobRef
 from nodewire.weights.tensorfile import AssembledTensor, StoredTensor, hashed, laid_out, write
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
 
 MANIFEST = "manifest.msgpack"
 """Beside the blobs: the manifest that cites them, packed as it is published."""
@@ -46,8 +50,10 @@ class BlobFolder:
 
 
 class BlobSizes:
-    """As BlobFolder, of a dry run: what it would write is cited with its true size. Weights, which nobody has read,
-    have no hash: what stands for it begins with UNREAD, and is another for tensors of other names or types.
+    """As BlobFolder, of a dry run: what it would write is cited with its true size.
+
+    Weights, which nobody has read, have no hash: what stands for it begins with UNREAD, and is another for tensors of
+    other names or types.
     """
 
     def __init__(self) -> None:

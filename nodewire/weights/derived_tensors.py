@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from nodewire.weights.tensorfile import CODES, DTYPES, StoredTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 READING_BYTES = 16 * 1_048_576
 """What it takes besides what is made: rows as they are stored, and numbers between; measured 7 MB of GGUF's blocks,

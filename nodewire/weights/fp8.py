@@ -6,13 +6,16 @@ and columns, of which those at the edges may be cut (https://github.com/deepseek
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from nodewire.weights.tensorfile import AssembledTensor, StoredTensor, elements, read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _NUMBERS = 262_144
 """That are made at once, or as many as a row has."""

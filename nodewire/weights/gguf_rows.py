@@ -7,10 +7,9 @@ kept: those of Q8_0, Q5_0 and Q4_0 are whole numbers under one scale, 32 of a ro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -18,10 +17,14 @@ from torch import Tensor
 
 from nodewire.core import extras
 from nodewire.errors import BadTask
-from nodewire.gguf.header import TensorEntry
 from nodewire.protocol.tensors.safetensors_dtypes import CODE_OF
 from nodewire.weights.derived_tensors import DerivedTensor
 from nodewire.weights.tensorfile import DTYPES, StoredTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nodewire.gguf.header import TensorEntry
 
 KEPT = {"Q8_0": 8, "Q5_0": 8, "Q4_0": 4}
 """The types whose numbers are whole ones under a scale, and in how many bits they fit."""

@@ -8,17 +8,20 @@ auto_gptq/nn_modules/qlinear), AWQ's numbers of eight rows, in an order of their
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nodewire.errors import BadTask
-from nodewire.weights.tensorfile import StoredTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nodewire.weights.tensorfile import StoredTensor
 
 _NUMBERS = 262_144
 """That are made at once, or as many as 32 rows have."""
@@ -29,8 +32,10 @@ Form = Literal["numbers", "int8", "int4", "scales"]
 
 
 class Layout(NamedTuple):
-    """How codes lie. `down`: a word's are of one row, else of neighbour rows. `order`: which of its rows each code of a
-    word is of, the lowest first. `less`: what zeros are less than what is meant.
+    """How codes lie.
+
+    `down`: a word's are of one row, else of neighbour rows. `order`: which of its rows each code of a word is of, the
+    lowest first. `less`: what zeros are less than what is meant.
     """
 
     down: bool

@@ -24,8 +24,9 @@ def row_bytes(width: int) -> int:
 
 
 def narrowed(rows: Tensor) -> Tensor:
-    """Floating rows [..., width] as uint8 [..., row_bytes(width)]. Of a block with numbers that are not finite no code
-    says anything: who may have such looks before.
+    """Floating rows [..., width] as uint8 [..., row_bytes(width)].
+
+    Of a block with numbers that are not finite no code says anything: who may have such looks before.
     """
     width = rows.shape[-1]
     matrix = _blocks(rows.float(), width)

@@ -9,17 +9,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
 
 from nodewire.errors import BadTask, TooLarge
 from nodewire.protocol.tensors.safetensors_dtypes import CODE_OF, DTYPE_OF
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
 
 MAX_HEADER_BYTES = 16 * 1_048_576
 PIECE_BYTES = 262_144

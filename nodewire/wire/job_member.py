@@ -8,14 +8,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from nodewire.errors import Busy, LinkLost, NodewireError, NotAllowed, first_of
-from nodewire.protocol.model.manifest import Manifest
-from nodewire.wire.job.channel_spec import JobChannelSpec
-from nodewire.wire.link.persistent_link import PersistentLink
-from nodewire.wire.node import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from nodewire.protocol.model.manifest import Manifest
+    from nodewire.wire.job.channel_spec import JobChannelSpec
+    from nodewire.wire.link.persistent_link import PersistentLink
+    from nodewire.wire.node import Node
 
 RETURN_S = 3.0
 """Within which a node must be reached again that may be well, and say that it holds the job."""
@@ -37,8 +41,9 @@ class Membership:
         *,
         on_loss: Callable[[], None] = lambda: None,
     ) -> None:
-        """`channel` of the job, of which this object has the lost members; `addresses` of providers; `on_loss` is
-        called when a link is lost.
+        """`channel` is that of the job, of which this object has the lost members.
+
+        `addresses` are those of providers; `on_loss` is called when a link is lost.
 
         Raises:
             NotAllowed: the job is open here already.

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from statistics import median, quantiles
-
-from prometheus_client.core import Metric
+from typing import TYPE_CHECKING
 
 from nodewire.metrics.family import CODES, Labels, counter, gauge, tallied
-from nodewire.wire.evidence.spool import Spool
-from nodewire.wire.node import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from prometheus_client.core import Metric
+
+    from nodewire.wire.evidence.spool import Spool
+    from nodewire.wire.node import Node
 
 RUNGS = ("address", "punch", "splice", "shm")
 _REASONS = ("spent", "unproven", "displaced", "not-allowed", "busy")

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
-import socket
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nodewire.errors import NodewireError
-from nodewire.nostr.keys import Keys
 from nodewire.wire.evidence.pull import PULL, Holder, Pulls
-from nodewire.wire.framing.frames import Document
-from nodewire.wire.job.channel_spec import JobChannelSpec
 from nodewire.wire.job.latency_query import LatencyQuery
 from nodewire.wire.job.mailbox import CANCEL, ERROR, RESUME, JobMailbox
 from nodewire.wire.job.presence_query import PresenceQuery
 from nodewire.wire.job.registry import Jobs
-from nodewire.wire.link.happy_eyeballs import Way
-from nodewire.wire.link.link import Link, Rung
 from nodewire.wire.link.link_manager import ANYBODY, Ladder, LinkPolicy, Links
 from nodewire.wire.link.persistent_link import PersistentLink
 from nodewire.wire.measure.survey import PACE_S, Survey
+
+if TYPE_CHECKING:
+    import asyncio
+    import socket
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+
+    from nodewire.errors import NodewireError
+    from nodewire.nostr.keys import Keys
+    from nodewire.wire.framing.frames import Document
+    from nodewire.wire.job.channel_spec import JobChannelSpec
+    from nodewire.wire.link.happy_eyeballs import Way
+    from nodewire.wire.link.link import Link, Rung
 
 
 class Node:
@@ -119,8 +122,9 @@ class Node:
         return self._jobs.open(channel)
 
     async def holds(self, public: str, addresses: Sequence[str], request: str, patience_s: float) -> bool | None:
-        """Whether the node `public` says that it holds the job (`wire.job.presence_query`); None if it does not answer
-        in time.
+        """Whether the node `public` says that it holds the job (`wire.job.presence_query`).
+
+        None if it does not answer in time.
 
         Without addresses it is for the node to come.
         """
@@ -128,8 +132,9 @@ class Node:
         return await self._presence.ask(reaching, public, request, patience_s)
 
     async def pace(self, public: str, addresses: Sequence[str], request: str, patience_s: float) -> int | None:
-        """What the node `public` says that its part of a turn of the job takes, in microseconds
-        (`wire.job.latency_query`).
+        """What the node `public` says that its part of a turn of the job takes, in microseconds.
+
+        It is asked by `wire.job.latency_query`.
         """
         reaching = self.link(public, addresses) if addresses else self.reach(public)
         return await self._pacing.ask(reaching, public, request, patience_s)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadData, BadHash
-from nodewire.kind import TaskSession
 from nodewire.protocol.tensors.frame import Array, Frame, Meta
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nodewire.kind import TaskSession
 
 HERE_BYTES = 1 << 18
 """What is read and opened in less time than another thread takes to begin with it."""

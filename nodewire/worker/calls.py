@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import NodewireError, NotFound, TooLarge, WorkerFailed, from_dict
 from nodewire.kind import Turn
-from nodewire.protocol.model.edge_codec import Codings
 from nodewire.protocol.tensors.frame import MAX_TENSORS, Array, Frame
 from nodewire.protocol.tensors.position_split import count
 from nodewire.worker.counters import Figures
 from nodewire.worker.ipc import message
 from nodewire.worker.ipc.arena import ALIGN, Slabs
 from nodewire.worker.queue import CallEstimates, Entry, Queue
-from nodewire.worker.spawn import SpawnedWorker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from nodewire.protocol.model.edge_codec import Codings
+    from nodewire.worker.spawn import SpawnedWorker
 
 NO_TURN = Turn()
 AHEAD_US = 2_000
@@ -89,8 +92,10 @@ class Calls:
         like: Hashable = None,
         block: int = 0,
     ) -> tuple[Any, list[Frame[Array]]]:
-        """Have a call computed when its turn comes: what the worker answers, and the frames that it makes. Calls that
-        are alike may be computed together, as far as they have no more rows than a `block`, unless that is 0.
+        """Have a call computed when its turn comes: what the worker answers, and the frames that it makes.
+
+        Calls that are alike may be computed together, as far as they have no more rows than a `block`, unless that is
+        0.
 
         Raises:
             TooLarge: the frames have more bytes than the arena.
@@ -123,6 +128,7 @@ class Calls:
 
     def _goes_at_once(self, entry: Entry) -> bool:
         """Send the call now if the process is idle and nothing waits, as in a decoder's ring; False if it must queue.
+
         The queue is told afterwards.
         """
         if self._calls or self._next or not self._queue.is_free(entry):
@@ -219,8 +225,9 @@ class Calls:
                 return
 
     def _may_go(self, entry: Entry) -> bool:
-        """A worker that computes gets what will take little time besides, so that it need not wait for the next call:
-        a more urgent one that comes meanwhile waits no longer for it than AHEAD_US.
+        """A worker that computes gets what will take little time besides, so that it need not wait for the next call.
+
+        A more urgent one that comes meanwhile waits no longer for it than AHEAD_US.
         """
         call: Call = entry.what
         expected_us = self._expected.us(entry.task, entry.nbytes) if call.frames else None

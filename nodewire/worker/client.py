@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from nodewire.core import extras
 from nodewire.errors import NotAllowed, TimedOut, WorkerFailed, from_dict
 from nodewire.gguf import model as gguf
-from nodewire.kind import Limits, Params, Turn
 from nodewire.protocol.model.edge_codec import OWN, Codings
 from nodewire.worker.calls import NO_TURN, Calls
-from nodewire.worker.counters import Figures
 from nodewire.worker.ipc.arena import aligned
 from nodewire.worker.joined_frames import JoinedBytes, JoinedFrames
 from nodewire.worker.session import CallRules, ProcessSession
 from nodewire.worker.spawn import SpawnedWorker, spawn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nodewire.kind import Limits, Params, Turn
+    from nodewire.worker.counters import Figures
 
 ARENA_BYTES = 256 * 2**20
 """Default size of each arena, and so of the largest frame. Untouched pages cost nothing."""

@@ -1,5 +1,7 @@
-"""What this machine computes on, and how busy it is: GPUs and their slices as the driver's own tool lists them, the CPU
-as the kernel counts it. No library of a vendor, and no torch, is loaded for it here.
+"""What this machine computes on, and how busy it is.
+
+GPUs and their slices are as the driver's own tool lists them, the CPU as the kernel counts it. No library of a vendor,
+and no torch, is loaded for it here.
 
 `nvidia-smi -L` names GPUs and, under each, its MIG slices; the MPS control daemon is known by its pipe.
 https://docs.nvidia.com/datacenter/tesla/mig-user-guide/, https://docs.nvidia.com/deploy/mps/
@@ -13,12 +15,15 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadConfig
 from nodewire.worker.sandbox.rights import private_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 SAMPLED_EVERY_S = 0.1
 _TOOL_S = 10.0

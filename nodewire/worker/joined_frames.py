@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadFrame, TooLarge
-from nodewire.protocol.tensors.frame import Frame
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nodewire.protocol.tensors.frame import Frame
 
 MAX_CALLS = 1_024
 """Of one session that wait for frames."""

@@ -6,14 +6,17 @@ A worker whose process is replaced begins its counts anew, as Prometheus expects
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
-from prometheus_client.core import Metric
 from prometheus_client.process_collector import ProcessCollector
 
 from nodewire.metrics.family import Labels, counter, gauge, histogram
 from nodewire.worker.counters import Figures
 from nodewire.worker.persistent_worker import LastingWorker, Mortal
 from nodewire.worker.sandbox.rights import private_bytes
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 _WORKER = "worker"
 

@@ -10,14 +10,17 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nodewire.kind import Limits, Params, SharedWorker, TaskSession, Turn
 from nodewire.protocol.model.edge_codec import OWN, Codings
 from nodewire.worker.calls import NO_TURN
 from nodewire.worker.client import CALL_S, Hello, WorkerProcess
-from nodewire.worker.counters import Figures
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nodewire.worker.counters import Figures
 
 _log = logging.getLogger("nodewire.worker")
 
@@ -82,8 +85,9 @@ class LastingWorker:
     async def open(
         self, task: str, session: str, params: Params, codings: Codings = OWN, turn: Turn = NO_TURN
     ) -> TaskSession:
-        """As the port; the first session after a death waits until everything is loaded again. A session ends with the
-        process that has it, though another lives.
+        """As the port; the first session after a death waits until everything is loaded again.
+
+        A session ends with the process that has it, though another lives.
         """
         return await (await self._living()).open(task, session, params, codings, turn)
 
@@ -98,8 +102,10 @@ class LastingWorker:
         return self._process.figures if self._process is not None else None
 
     async def _living(self) -> Mortal:
-        """The process there is, or a new one. Who gives up waiting does not end its start: it is slow where many
-        start at once, and would never come to its end if each that waits began it anew.
+        """The process there is, or a new one.
+
+        Who gives up waiting does not end its start: it is slow where many start at once, and would never come to its
+        end if each that waits began it anew.
         """
         if self._process is None or not self._process.alive:
             if self._starting is None or self._starting.done():
@@ -135,8 +141,10 @@ class LastingWorker:
 def maker(
     stack: AsyncExitStack, limits: Limits, readable: Path, call_timeout_s: float = CALL_S, batch: int = 1
 ) -> Callable[[str], LastingWorker]:
-    """What makes a worker around a kind's entry module: capped by `limits`, reading below `readable`, stopped with
-    `stack`. Its process starts when something is loaded.
+    """What makes a worker around a kind's entry module.
+
+    It is capped by `limits`, reads below `readable`, and is stopped with `stack`. Its process starts when something is
+    loaded.
     """
 
     def make(entry: str) -> LastingWorker:

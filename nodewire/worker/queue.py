@@ -11,12 +11,14 @@ session stay in order.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.core.bounded_dict import BoundedDict
 from nodewire.errors import Busy, TooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator
 
 AGE = 16
 MAX_PATH_US = 10_000_000
@@ -51,8 +53,10 @@ class Entry:
 
     @property
     def due_us(self) -> int:
-        """Earlier goes first: with every microsecond that passes a call gains as much as one that is farther from its
-        job's end by a microsecond.
+        """Earlier goes first.
+
+        With every microsecond that passes a call gains as much as one that is farther from its job's end by a
+        microsecond.
         """
         return self.entered_us - min(self.remaining_us, MAX_PATH_US)
 
@@ -121,8 +125,9 @@ class _Customer:
 
 
 class Queue:
-    """Calls that wait, at most `max_calls` and `max_bytes` of them. Of one customer's at most half of that, and what is
-    free: customers who fill it up leave room for the next.
+    """Calls that wait, at most `max_calls` and `max_bytes` of them.
+
+    Of one customer's at most half of that, and what is free: customers who fill it up leave room for the next.
     """
 
     def __init__(self, max_calls: int = MAX_CALLS, max_bytes: int = MAX_BYTES) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NotFound, WorkerFailed
-from nodewire.kind import Params, Turn
-from nodewire.protocol.model.edge_codec import Codings
-from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.protocol.tensors.position_split import cut, joined
 from nodewire.worker.calls import Calls, check_frame, likeness
-from nodewire.worker.joined_frames import JoinedFrames
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.kind import Params, Turn
+    from nodewire.protocol.model.edge_codec import Codings
+    from nodewire.protocol.tensors.frame import Array, Frame
+    from nodewire.worker.joined_frames import JoinedFrames
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,18 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NodewireError
-from nodewire.kind import Limits
 from nodewire.worker.ipc import arena
 from nodewire.worker.ipc.channel import Channel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from nodewire.kind import Limits
 
 _FORWARDED = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
 _MAX_LINE_BYTES = 8192

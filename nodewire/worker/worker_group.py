@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NotFound
-from nodewire.kind import MakeWorker, Params, SharedWorker, TaskSession, Turn
 from nodewire.protocol.model.edge_codec import OWN, Codings
 from nodewire.worker.calls import NO_TURN
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from nodewire.kind import MakeWorker, Params, SharedWorker, TaskSession, Turn
+
 
 class Workers:
-    """Implements nodewire.kind.SharedWorker. A task goes to the worker that has the least loaded, of equals to the one
-    whose last task is oldest: neighbours in a manifest, as parallel branches are, come to lie apart.
+    """Implements nodewire.kind.SharedWorker.
+
+    A task goes to the worker that has the least loaded, of equals to the one whose last task is oldest: neighbours in a
+    manifest, as parallel branches are, come to lie apart.
     """
 
     def __init__(self, workers: Sequence[SharedWorker]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -16,16 +16,20 @@ from aiohttp import web
 from nodewire.core.budget import Budget
 from nodewire.errors import BadHash, BadInput, Busy, NodewireError, NotAllowed, NotFound, TimedOut, TooLarge
 from nodewire.net.connection_limits import origin_of
-from nodewire.nostr.event import Event
 from nodewire.nostr.nips import nipb7
 from relay import informing
 from relay.blobs import downloading
-from relay.blobs.shelving import Blob, Shelf
-from relay.counting import Counts
 from relay.events.storing import is_full
-from relay.limits import BlobLimits, Config
 from relay.turns import working
 from relay.turns.sharing import Slots, address_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from nodewire.nostr.event import Event
+    from relay.blobs.shelving import Blob, Shelf
+    from relay.counting import Counts
+    from relay.limits import BlobLimits, Config
 
 _SHARE = "this address has uploaded all that it may; its share grows back within days"
 _HASH = "{sha256:[0-9a-f]{64}}"

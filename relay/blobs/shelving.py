@@ -13,15 +13,18 @@ import hashlib
 import os
 import sqlite3
 import tempfile
-from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
 from nodewire.errors import BadHash, NotFound, TooLarge
 from relay.blobs import sweeping
-from relay.limits import BlobLimits
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from relay.limits import BlobLimits
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS blob (

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sqlite3
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from relay.limits import BlobLimits
+if TYPE_CHECKING:
+    import sqlite3
+    from pathlib import Path
+
+    from relay.limits import BlobLimits
 
 _TOUCHED_S = 86_400
 """How exactly a file's mtime says when it was used: browsers hold what they have by it."""

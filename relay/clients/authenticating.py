@@ -6,11 +6,15 @@ https://github.com/nostr-protocol/nips/blob/master/42.md
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence, Set
+from typing import TYPE_CHECKING
 
-from nodewire.nostr.event import Event
-from nodewire.nostr.nips.nip01 import Filter
 from nodewire.nostr.nips.nip42 import AUTH_REQUIRED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence, Set
+
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.nips.nip01 import Filter
 
 WRAPS = frozenset({1059, 21059})  # who receives how many is nobody else's business
 

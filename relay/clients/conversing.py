@@ -10,30 +10,33 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 
 from nodewire.core.budget import Budget
 from nodewire.errors import BadInput, BadSignature, NodewireError, TimedOut, Unsupported
 from nodewire.nostr import event as events
-from nodewire.nostr.event import Event
 from nodewire.nostr.nips import nip01, nip40, nip42
 from relay.clients import authenticating
 from relay.clients.fanout import Fanout, Subscription, weight
-from relay.clients.sending import Outbox
 from relay.counting import Counts, prefix
 from relay.events import deleting
 from relay.events.indexing import letters
 from relay.events.querying import Reader
-from relay.events.reading import Archive
 from relay.events.storing import Job, Outcome, Writer
-from relay.limits import Config
 from relay.policing import Policy, Visit, refusal
 from relay.turns import working
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Callable, Sequence
+
+    from nodewire.nostr.event import Event
+    from relay.clients.sending import Outbox
+    from relay.events.reading import Archive
+    from relay.limits import Config
 
 _LOG = logging.getLogger("relay.conversing")
 _MOST_WAITING = 10_000  # live events held back for one subscription while its stored ones are sent
@@ -62,8 +65,10 @@ class House(Protocol):
 
 
 class Conversation:
-    """The relay's side of one connection. `url` is the relay's, as the client dialled it. `path` is the client's
-    address (its origin) and a name of the connection.
+    """The relay's side of one connection.
+
+    `url` is the relay's, as the client dialled it. `path` is the client's address (its origin) and a name of the
+    connection.
     """
 
     def __init__(self, house: House, outbox: Outbox, url: str, path: tuple[str, str]) -> None:

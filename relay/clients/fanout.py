@@ -6,14 +6,17 @@ tested only against filters that share a value with it, not against every filter
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from nodewire.nostr.event import Event
-from nodewire.nostr.nips.nip01 import Filter
 from relay.events.indexing import letters
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Iterator, Sequence
+
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.nips.nip01 import Filter
 
 Key = tuple[str, str | int]
 _ANY: Key = ("any", 0)

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from nodewire.errors import LinkLost
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
 _TURN_FRAMES = 16
 _LEAST_BYTES = 131_072

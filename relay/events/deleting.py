@@ -6,14 +6,18 @@ A wrap (NIP-59) is signed by a key that nobody keeps, so the one it is addressed
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Set
+from typing import TYPE_CHECKING
 
 import orjson
 
-from nodewire.nostr.event import Event
 from nodewire.nostr.nips.nip01 import address, is_addressable, is_replaceable
 from relay.events.indexing import letters
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Set
+
+    from nodewire.nostr.event import Event
 
 KIND = 5
 WRAP = 1059
@@ -21,8 +25,9 @@ _HEX = frozenset("0123456789abcdef")
 
 
 def obey(db: sqlite3.Connection, deletion: Event, permanent_kinds: Set[int]) -> int:
-    """Delete what `deletion` names and its author may delete, and remember it against being published again; how many
-    events that were.
+    """Delete what `deletion` names and its author may delete, and remember it against being published again.
+
+    Returned is how many events that were.
     """
     author, gone = bytes.fromhex(deletion.pubkey), 0
     for value in set(deletion.values("e")):

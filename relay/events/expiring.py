@@ -5,9 +5,12 @@ https://github.com/nostr-protocol/nips/blob/master/40.md
 
 from __future__ import annotations
 
-import sqlite3
+from typing import TYPE_CHECKING
 
 from relay.events.deleting import remove
+
+if TYPE_CHECKING:
+    import sqlite3
 
 _MOST_AT_ONCE = 5_000  # the writer does nothing else meanwhile; the next sweep takes the rest
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from nodewire.nostr.event import Event
 from nodewire.nostr.nips import nip01
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.nostr.event import Event
 
 
 def letters(tags: Sequence[Sequence[str]]) -> set[str]:

@@ -9,13 +9,15 @@ comes back is sequence numbers; the JSON is loaded page by page, as fast as the 
 from __future__ import annotations
 
 import itertools
-import sqlite3
-from collections.abc import Collection, Iterator, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from nodewire.nostr.nips.nip01 import Filter
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from nodewire.nostr.nips.nip01 import Filter
 
 _MOST_PAIRS = 500  # author-kind pairs read as ranges of their own; above that, all of an author's events are sorted
 PAGE = 50  # events whose JSON is in memory at once, per client

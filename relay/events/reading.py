@@ -18,16 +18,19 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from nodewire.errors import TimedOut
 from nodewire.net.origin_turns import Turns
-from nodewire.nostr.nips.nip01 import Filter
 from relay.events import schema
 from relay.events.querying import Found, Page, Reader, Statements, count, find, load
-from relay.limits import Limits
 from relay.turns import queueing
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nodewire.nostr.nips.nip01 import Filter
+    from relay.limits import Limits
 
 _TICK_STEPS = 1_000
 _STATEMENT_STEPS = 100

@@ -7,10 +7,12 @@ begins. Indexes end in (created_at, id): the order in which NIP-01 wants events 
 from __future__ import annotations
 
 import sqlite3
-from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from nodewire.errors import BadConfig
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 VERSION = 2
 

@@ -12,14 +12,17 @@ import logging
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from nodewire.nostr.event import Event
 from relay.events import deleting, expiring, schema
 from relay.events.indexing import identifier, letters
-from relay.limits import Config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from nodewire.nostr.event import Event
+    from relay.limits import Config
 
 _LOG = logging.getLogger("relay.storing")
 _DELETION_BYTES = 512
@@ -27,8 +30,9 @@ _MOST_AT_ONCE = 4_096  # events per commit; bounds how long the first of a batch
 
 
 class Outcome(NamedTuple):
-    """What the writer did with an event: the OK's flag and message. If it is now stored, its `seq`, and by how many
-    bytes more is stored than before it.
+    """What the writer did with an event: the OK's flag and message.
+
+    If it is now stored, its `seq`, and by how many bytes more is stored than before it.
     """
 
     accepted: bool
@@ -48,8 +52,10 @@ KEY_FULL = Outcome(False, "blocked: this key has stored all that it may here, de
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A verified event to store, and its JSON. `done` is called on the event loop, after the commit. `no_growth`: why
-    no more may be stored after it than before; empty if more may.
+    """A verified event to store, and its JSON.
+
+    `done` is called on the event loop, after the commit. `no_growth`: why no more may be stored after it than before;
+    empty if more may.
     """
 
     event: Event

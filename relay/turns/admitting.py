@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from aiohttp import web
 
-from nodewire.core.budget import Budget
 from nodewire.net.connection_limits import Strangers, origin_of
 from nodewire.net.origin_turns import Turns
-from relay.counting import Counts
-from relay.limits import Limits
 from relay.turns import working
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from nodewire.core.budget import Budget
+    from relay.counting import Counts
+    from relay.limits import Limits
 
 _UNSENT_BYTES = 262_144
 """What the kernel takes that it cannot send yet: of a client that reads nothing it would take megabytes."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-
-from aiohttp import web
+from typing import TYPE_CHECKING
 
 from nodewire.errors import Busy, TimedOut
 from nodewire.net.connection_limits import Strangers
-from relay.counting import Counts
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from aiohttp import web
+
+    from relay.counting import Counts
 
 
 class Slots:

@@ -7,9 +7,11 @@ the relay no more than the budget, and nobody else anything.
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
-from nodewire.core.budget import Budget
-from relay.counting import Counts
+if TYPE_CHECKING:
+    from nodewire.core.budget import Budget
+    from relay.counting import Counts
 
 ACCEPT = 2.0
 CONNECTION = 50.0

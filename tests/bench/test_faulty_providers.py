@@ -15,7 +15,7 @@ from torch.nn import functional as F
 FAULTS = Path(__file__).parent.parent / "faults"
 sys.path.append(str(FAULTS))
 
-from nodewire_faults import CHEATS, choice  # noqa: E402
+from nodewire_faults import CHEATS, WORKERS, choice  # noqa: E402
 from nodewire_faults.cheats import Flipped, Honest, Nan, Scaled, Short, Skipped, Stale, Wrong  # noqa: E402
 from nodewire_faults.engine import Faulty, cast, narrow_cache, noisy, pruned, rounded, without  # noqa: E402
 
@@ -54,7 +54,12 @@ def test_the_launcher_puts_the_faulty_kind_in_the_place_of_the_real_one(cheat):
         text=True,
         timeout=60,
     )
-    assert done.stdout.strip() == f"nodewire_faults.workers.{cheat}", done.stderr
+    assert done.stdout.strip() == f"nodewire_faults.workers.{WORKERS[cheat]}", done.stderr
+
+
+def test_every_worker_entry_is_some_cheats():
+    modules = {path.stem for path in (FAULTS / "nodewire_faults" / "workers").glob("*.py")} - {"__init__"}
+    assert set(WORKERS.values()) == modules
 
 
 def test_without_the_launcher_the_real_kind_is_found():

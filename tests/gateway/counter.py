@@ -183,7 +183,7 @@ async def opened(
         listening = http_server.listening_socket("listen", "127.0.0.1:0")
         app = gateway.application()
         await stack.enter_async_context(
-            http_server.serving(
+            http_server.serve_app(
                 app,
                 listening,
                 most=most,

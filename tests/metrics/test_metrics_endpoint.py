@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from nodewire.errors import BadConfig
 from nodewire.metrics import endpoint
 from nodewire.metrics.durations import EDGES, Durations
-from nodewire.metrics.endpoint import FRESH_S, MetricsExposition, serving
+from nodewire.metrics.endpoint import FRESH_S, MetricsExposition, serve_metrics
 from nodewire.metrics.family import CODES, counter, gauge, histogram, tallied
 from tests.metrics.scrape import families, value, values
 
@@ -53,7 +53,7 @@ async def test_it_shows_what_is_collected_here_and_apart_and_the_librarys_own():
         def collect(self):
             yield TOOK.spread({("a",): took})
 
-    async with serving(MetricsExposition("relay", HERE, [Here()], [Counting()])) as url:
+    async with serve_metrics(MetricsExposition("relay", HERE, [Here()], [Counting()])) as url:
         status, text = await got(url)
     assert status == 200
     shown = families(text)
@@ -88,7 +88,7 @@ async def test_a_scrape_goes_on_without_what_cannot_be_read():
         def collect(self):
             raise sqlite3.DatabaseError("malformed")
 
-    async with serving(MetricsExposition("relay", HERE, [Counting()], [Damaged()])) as url:
+    async with serve_metrics(MetricsExposition("relay", HERE, [Counting()], [Damaged()])) as url:
         status, text = await got(url)
     assert status == 200
     assert value(text, "nodewire_scrape_failures_total") == 1
@@ -99,7 +99,7 @@ async def test_many_scrapes_cost_one_collection(monkeypatch):
     here, apart = Counting(), Counting()
     apart.collect = lambda: [setattr(apart, "times", apart.times + 1)][:0]
     monkeypatch.setattr(endpoint, "FRESH_S", 60.0)
-    async with serving(MetricsExposition("relay", HERE, [here], [apart])) as url:
+    async with serve_metrics(MetricsExposition("relay", HERE, [here], [apart])) as url:
         answers = [await asyncio.gather(*(got(url) for _ in range(8))) for _ in range(4)]
     assert {status for some in answers for status, _ in some} == {200}
     assert (here.times, apart.times) == (1, 1)
@@ -108,7 +108,7 @@ async def test_many_scrapes_cost_one_collection(monkeypatch):
 async def test_what_is_old_is_collected_anew(monkeypatch):
     here = Counting()
     monkeypatch.setattr(endpoint, "FRESH_S", 0.0)
-    async with serving(MetricsExposition("relay", HERE, [here])) as url:
+    async with serve_metrics(MetricsExposition("relay", HERE, [here])) as url:
         assert [value((await got(url))[1], "nodewire_test_collections") for _ in range(3)] == [1, 2, 3]
     assert FRESH_S > 0
 
@@ -121,7 +121,7 @@ async def test_a_collector_with_a_fault_does_not_make_every_request_cost_a_colle
 
     here = Faulty()
     monkeypatch.setattr(endpoint, "FRESH_S", 60.0)
-    async with serving(MetricsExposition("relay", HERE, [here])) as url:
+    async with serve_metrics(MetricsExposition("relay", HERE, [here])) as url:
         assert [(await got(url))[0] for _ in range(3)] == [500] * 3
     assert here.times == 1
 
@@ -129,7 +129,7 @@ async def test_a_collector_with_a_fault_does_not_make_every_request_cost_a_colle
 @pytest.mark.parametrize("path", ["/", "/metrics/", "/metrics/../metrics", "/metricsx", "//metrics", "/debug/pprof"])
 async def test_there_is_one_path(path):
     here = Counting()
-    async with serving(MetricsExposition("relay", HERE, [here])) as url:
+    async with serve_metrics(MetricsExposition("relay", HERE, [here])) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", port(url))
         writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
         answer = await asyncio.wait_for(reader.read(), 5)
@@ -141,7 +141,7 @@ async def test_there_is_one_path(path):
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
 async def test_it_can_be_read_and_nothing_else(method):
     here = Counting()
-    async with serving(MetricsExposition("relay", HERE, [here])) as url:
+    async with serve_metrics(MetricsExposition("relay", HERE, [here])) as url:
         assert (await got(url, method))[0] == 405
     assert here.times == 0
 
@@ -149,7 +149,7 @@ async def test_it_can_be_read_and_nothing_else(method):
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:9464", "127.0.0.1.evil.example", "0.0.0.0", "[::]", ""])
 async def test_a_page_whose_host_is_made_to_stand_for_this_machine_reads_nothing(host):
     here = Counting()
-    async with serving(MetricsExposition("relay", HERE, [here])) as url:
+    async with serve_metrics(MetricsExposition("relay", HERE, [here])) as url:
         assert (await got(url, headers={"Host": host}))[0] == 403
         assert here.times == 0
         for own in ("localhost", f"LOCALHOST:{port(url)}", "127.0.0.1", f"[::1]:{port(url)}"):
@@ -162,7 +162,7 @@ async def test_a_page_whose_host_is_made_to_stand_for_this_machine_reads_nothing
 )
 async def test_what_is_asked_for_in_accept_changes_nothing(accept):
     async with (
-        serving(MetricsExposition("relay", HERE, [Counting()])) as url,
+        serve_metrics(MetricsExposition("relay", HERE, [Counting()])) as url,
         aiohttp.ClientSession(headers={"Accept": accept}) as session,
         session.get(url) as answer,
     ):
@@ -185,12 +185,12 @@ async def gone(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def silent() -> None:
-    async with asyncio.timeout(30), serving(MetricsExposition("relay", HERE)) as url:
+    async with asyncio.timeout(30), serve_metrics(MetricsExposition("relay", HERE)) as url:
         await gone(*await half_a_request(url))
 
 
 async def many() -> None:
-    async with asyncio.timeout(60), serving(MetricsExposition("relay", HERE, [Counting()])) as url:
+    async with asyncio.timeout(60), serve_metrics(MetricsExposition("relay", HERE, [Counting()])) as url:
         held = [await half_a_request(url) for _ in range(40)]
         assert (await got(url))[0] == 200
         for one in held:
@@ -199,7 +199,7 @@ async def many() -> None:
 
 async def trickling() -> None:
     """A byte at a time, for as long as it is let."""
-    async with asyncio.timeout(60), serving(MetricsExposition("relay", HERE)) as url:
+    async with asyncio.timeout(60), serve_metrics(MetricsExposition("relay", HERE)) as url:
         reader, writer = await half_a_request(url)
         reading = asyncio.create_task(gone(reader, writer))
         while not reading.done():
@@ -211,7 +211,7 @@ async def trickling() -> None:
 async def unread() -> None:
     """Asks again and again on one connection and reads nothing: it is closed after the first answer."""
     here = Counting()
-    async with asyncio.timeout(60), serving(MetricsExposition("relay", HERE, [here])) as url:
+    async with asyncio.timeout(60), serve_metrics(MetricsExposition("relay", HERE, [here])) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", port(url))
         with contextlib.suppress(ConnectionError):
             for _ in range(1_000):
@@ -245,7 +245,7 @@ def test_hostile_connections_end_soon_and_keep_nobody_from_the_figures(attack, r
 )
 async def test_what_is_too_large_is_refused_and_not_kept(request_):
     here = Counting()
-    async with serving(MetricsExposition("relay", HERE, [here])) as url:
+    async with serve_metrics(MetricsExposition("relay", HERE, [here])) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", port(url))
         with contextlib.suppress(ConnectionError):
             writer.write(request_)
@@ -262,8 +262,8 @@ async def test_a_port_that_is_taken_is_a_typed_error():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(BadConfig, match=r"metrics\.listen"):
-            async with serving(MetricsExposition("relay", listen)):
+            async with serve_metrics(MetricsExposition("relay", listen)):
                 raise AssertionError("it listens")
     with pytest.raises(BadConfig, match="port from 0 to 65535"):
-        async with serving(MetricsExposition("relay", "127.0.0.1:99999")):
+        async with serve_metrics(MetricsExposition("relay", "127.0.0.1:99999")):
             raise AssertionError("it listens")

@@ -14,7 +14,7 @@ from tests.relay.conversation import ALICE, NOW, note, talk
 async def shown(relay, monkeypatch):
     """What the endpoint says now."""
     monkeypatch.setattr(endpoint, "FRESH_S", 0.0)
-    async with endpoint.serving(exporting.exposed(relay, "127.0.0.1:0")) as url:
+    async with endpoint.serve_metrics(exporting.exposed(relay, "127.0.0.1:0")) as url:
 
         async def read(name, **labels):
             return value(await asyncio.to_thread(fetched, url), f"nodewire_relay_{name}", **labels)

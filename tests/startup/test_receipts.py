@@ -196,7 +196,7 @@ async def test_a_zap_to_the_wallets_own_address_is_found_by_its_services_receipt
         service = lnurl_server.Endpoint("p", "http://127.0.0.1:1", SERVICE.public, till.quote)
         sock = listening_socket("lnurl.listen", "127.0.0.1:0")
         url = f"http://127.0.0.1:{sock.getsockname()[1]}/.well-known/lnurlp/p"
-        await stack.enter_async_context(lnurl_server.serving(service, sock))
+        await stack.enter_async_context(lnurl_server.serve_endpoint(service, sock))
         signer = await receipts.address_signer(url, wallet, allow_private=True)
         assert signer == SERVICE.public
         paid, unpaid = (

@@ -261,7 +261,7 @@ async def _pay_url(stack: AsyncExitStack, market: Market, name: str, till: Till,
     sock = listening_socket("lnurl.listen", f"127.0.0.1:{market.ports.get(name, 0)}")
     market.ports[name] = sock.getsockname()[1]
     endpoint = lnurl_server.Endpoint("nodewire", f"http://127.0.0.1:{market.ports[name]}", keys.public, till.quote)
-    await stack.enter_async_context(lnurl_server.serving(endpoint, sock))
+    await stack.enter_async_context(lnurl_server.serve_endpoint(endpoint, sock))
     return endpoint.pay_url
 
 

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from nodewire.cli.audit.job_trail import trail_of
-from nodewire.cli.common.roles import event_id, naming
+from nodewire.cli.common.roles import event_id, name_relays
 from nodewire.cli.common.training_results import TRANSCRIPT
 from nodewire.cli.output import CUSTOMERS, Json, console, one_line, print_json
 from nodewire.config import load_role
@@ -70,7 +70,7 @@ def audit(
     if config is None:
         raise BadInput("--config", "a job's trail is read from relays: name a role's TOML file")
     role = load_role(config)
-    with naming(role.relays):
+    with name_relays(role.relays):
         found = asyncio.run(trail_of(role, id_))
     if json:
         print_json(found)

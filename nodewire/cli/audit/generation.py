@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nodewire.cli.audit.job_trail import trail_of
-from nodewire.cli.common.roles import enter_market, naming
+from nodewire.cli.common.roles import enter_market, name_relays
 from nodewire.cli.output import console, notes, one_line, print_json
 from nodewire.config import AnyRole, CustomerConfig, load_role
 from nodewire.errors import BadConfig, BadInput, TooLarge, Unsupported
@@ -49,7 +49,7 @@ def audit_generation(path: Path, config: Path | None, *, replay: bool, as_json: 
     replayed = False
     if config is not None:
         role = load_role(config)
-        with naming(role.relays):
+        with name_relays(role.relays):
             replayed = asyncio.run(_beyond(role, reading, trails, replay=replay, show=not as_json))
     found = {
         "customer": reading.transcript.customer,

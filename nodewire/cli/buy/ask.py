@@ -26,14 +26,14 @@ from nodewire.cli.buy.purchase import (
     Resplit,
     Verify,
     Wait,
-    buying,
     can_write,
     needs,
     only_here,
+    open_customer,
 )
 from nodewire.cli.buy.sampling_options import MinP, Repetition, Seed, TopK, TopP, drawn
 from nodewire.cli.common.local import Dtype, Local, Threads, dtype_of, encoder_folder, model_folder
-from nodewire.cli.common.roles import naming
+from nodewire.cli.common.roles import name_relays
 from nodewire.cli.output import CUSTOMERS, Json, console, counted, notes, one_line, print_json
 from nodewire.cli.output import steps as loading
 from nodewire.cli.swarm.swarm_options import Key, Lookahead, Split, State, SwarmAt, customer_of, no_market, only_swarm
@@ -61,8 +61,9 @@ class _Question:
 
 @dataclass(frozen=True, slots=True)
 class _Engine:
-    """How a model runs on this machine. `dtype` None: as its files have it; `draft`: the folder of a model that
-    guesses.
+    """How a model runs on this machine.
+
+    `dtype` None: as its files have it; `draft`: the folder of a model that guesses.
     """
 
     dtype: Literal["float32", "bfloat16"] | None
@@ -266,7 +267,7 @@ def _quote(customer: CustomerConfig, model: str, question: _Question, asked: Pur
     from nodewire.cli.buy.job_view import ObservableCustomer, show_plan
 
     async def quoted() -> dict[str, Any]:
-        with naming(customer.relays):
+        with name_relays(customer.relays):
             async with ObservableCustomer(customer, show=not json, asks=not json, is_buyer=False) as opened:
                 prompt, params = question.text, dict(question.params)
                 if question.chat:
@@ -274,7 +275,7 @@ def _quote(customer: CustomerConfig, model: str, question: _Question, asked: Pur
                 params.pop("resplit_msat", None)
                 terms = asked.arguments(opened)
                 made = await opened.quote(model, prompt, terms=terms["terms"], edge_codec=terms["edge_codec"], **params)
-                ads = await opened.session.record.ads(made.plan)
+                ads = await opened.session.public_record.ads(made.plan)
                 if not json:
                     show_plan(made, {public: ad.name for public, ad in ads.items()})
                 return made.document()
@@ -306,7 +307,7 @@ async def _generate(
 ) -> dict[str, Any]:
     from nodewire.cli.buy.job_view import GrowingText
 
-    async with buying(config, show=question.show) as customer:
+    async with open_customer(config, show=question.show) as customer:
         prompt, params = question.text, question.params
         text = GrowingText("" if question.chat else prompt)
         if question.chat:
@@ -324,7 +325,7 @@ async def _generate(
 async def _embed(
     config: CustomerConfig, model: str, texts: list[str], asked: PurchaseOptions, *, show: bool
 ) -> dict[str, Any]:
-    async with buying(config, show=show) as customer:
+    async with open_customer(config, show=show) as customer:
         vectors = await customer.embed(model, texts, **asked.arguments(customer))
         return {**customer.last, "names": customer.names, "vectors": vectors.tolist()}
 

@@ -21,7 +21,7 @@ from nodewire.cli.buy.provider_options import Driver, Ends, Exclude, Region, Tru
 from nodewire.cli.buy.purchase import MODEL_HELP, Config, Resplit, needs, only_here
 from nodewire.cli.buy.sampling_options import MinP, Repetition, Seed, TopK, TopP, drawn
 from nodewire.cli.common.local import Local, Threads, model_folder
-from nodewire.cli.common.roles import naming
+from nodewire.cli.common.roles import name_relays
 from nodewire.cli.output import CUSTOMERS, console, in_words, notes, plain, print_json, sats, steps
 from nodewire.cli.swarm.swarm_options import Key, Lookahead, Split, State, SwarmAt, customer_of, no_market, only_swarm
 from nodewire.config import CustomerConfig, parse_msat
@@ -100,7 +100,7 @@ def chat(
             opening = Conversation.open(
                 stack, customer, model, template, params, asks=not json, system=system, budget_msat=budget_msat
             )
-            with naming(customer.relays):
+            with name_relays(customer.relays):
                 _talk(beside, beside.run(opening), face)
         elif local is not None:
             from nodewire.cli.buy.local_chat import TalkHere

@@ -216,13 +216,14 @@ class Conversation(Talk):
             made.cost_msat, made.requests = _cost_msat(begun), [one.request.id for one in begun]
 
     async def ring(self) -> list[dict[str, Any]]:
-        """Who computed what of the last answer, at what price, and how far each is from the one after (by coordinates;
-        from this machine as its link was measured). Times are one way.
+        """Who computed what of the last answer, at what price, and how far each is from the one after.
+
+        Distances are by coordinates; from this machine they are as its link was measured. Times are one way.
         """
         if self.last is None:
             return []
         plan, health = self.last.plan, self.customer.session.node.survey.health
-        nodes = await self.customer.session.record.nodes(plan)
+        nodes = await self.customer.session.public_record.nodes(plan)
         who = [task.provider for task in plan.tasks]
         rows = []
         for n, task in enumerate(plan.tasks):

@@ -28,8 +28,9 @@ _NAME_CHARS = 24
 
 
 class ObservableCustomer(Customer):
-    """A customer whose purchases can be looked at while they run. `names` are the ads' of whom they went to. With
-    `asks` a user at a terminal says which model a name means, once.
+    """A customer whose purchases can be looked at while they run.
+
+    `names` are the ads' of whom they went to. With `asks` a user at a terminal says which model a name means, once.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class ObservableCustomer(Customer):
             notes.print(f"\nanother plan, for the one before {why}:", soft_wrap=True)
         self._shown = True
         plan = bought.plan
-        self.names |= {public: ad.name for public, ad in (await self.session.record.ads(plan)).items()}
+        self.names |= {public: ad.name for public, ad in (await self.session.public_record.ads(plan)).items()}
         if self._show and plan.algorithm == "file/1":
             show_ring(bought, self.names, self.session.node)
         elif self._show:
@@ -152,8 +153,10 @@ def show_plan(planned: JobWithPlan, names: Mapping[str, str]) -> None:
 
 
 def show_bill(done: Mapping[str, Any], config: Path, *, streamed: bool, sampled: bool) -> None:
-    """What it came to. `streamed`: output came piece by piece, at a rate that means something. `sampled`: it is
-    verified, whether that was waited for or not.
+    """What it came to.
+
+    `streamed`: output came piece by piece, at a rate that means something. `sampled`: it is verified, whether that was
+    waited for or not.
     """
     where = f"--config {one_line(str(config))}"
     for one in done.get("verdicts", ()):

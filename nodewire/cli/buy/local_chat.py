@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class TalkHere(Talk):
-    """`whole` is used in `thread` alone, whose only work it is. What a turn has in common with the one before is not
-    computed again.
+    """`whole` is used in `thread` alone, whose only work it is.
+
+    What a turn has in common with the one before is not computed again.
     """
 
     whole: Whole
@@ -40,8 +41,9 @@ class TalkHere(Talk):
         threads: int,
         system: str,
     ) -> Self:
-        """`template` is a file, if there is one. Raises BadInput: the model's folder has no template either, or what
-        Whole and parse_params raise.
+        """`template` is a file, if there is one.
+
+        Raises BadInput: the model's folder has no template either, or what Whole and parse_params raise.
         """
         known = template_for(template, chat_template(folder))
         thread = stack.enter_context(ThreadPoolExecutor(1, "model"))

@@ -17,8 +17,8 @@ _PEOPLE = " An npub, or a published list: an naddr or 30000:AUTHOR:NAME (may be 
 Driver = Annotated[
     str | None,
     typer.Option(
-        help="The part of the model on this machine: nothing (provider), the driver (local), or the first and last"
-        " layers, too (ends). Text and sampling stay here with local and ends.",
+        help="The part of the model on this machine: nothing (provider) or the driver (local). With ends the"
+        " first and last layers are here, too. Text and sampling stay here with local and ends.",
         rich_help_panel=_PANEL,
     ),
 ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from nodewire.cli.common.roles import check_model, load_customer, naming
+from nodewire.cli.common.roles import check_model, load_customer, name_relays
 from nodewire.cli.output import end, notes, print_json
 from nodewire.config import CustomerConfig, parse_msat
 from nodewire.errors import BadInput, NodewireError
@@ -38,7 +38,7 @@ Codecs = Annotated[
     list[str] | None,
     typer.Option(
         help="The lossy codec of tensors between providers: bf16, int8, auto (where it pays), or EDGE=CODEC for"
-        " one edge (may be repeated)."
+        " one edge. It may be repeated."
     ),
 ]
 Resplit = Annotated[
@@ -81,11 +81,11 @@ class PurchaseOptions:
 
 
 @asynccontextmanager
-async def buying(config: CustomerConfig | SwarmCustomer, *, show: bool) -> AsyncIterator[ObservableCustomer]:
+async def open_customer(config: CustomerConfig | SwarmCustomer, *, show: bool) -> AsyncIterator[ObservableCustomer]:
     """A customer; whoever interrupts it, or meets an error, is told what it came to until then."""
     from nodewire.cli.buy.job_view import ObservableCustomer, show_so_far
 
-    with naming(config.relays):
+    with name_relays(config.relays):
         async with ObservableCustomer(config, show=show, asks=show) as customer:
             try:
                 yield customer

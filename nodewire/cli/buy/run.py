@@ -17,9 +17,9 @@ from nodewire.cli.buy.purchase import (
     Report,
     Verify,
     Wait,
-    buying,
     can_write,
     only_here,
+    open_customer,
 )
 from nodewire.cli.common.roles import check_model, load_customer
 from nodewire.cli.output import CUSTOMERS, Json, console, notes, one_line, print_json
@@ -163,7 +163,7 @@ async def _run(
 ) -> tuple[dict[str, Any], list[dict[str, Array]]]:
     from nodewire.protocol.tensors.frame import Array
 
-    async with buying(config, show=show) as customer:
+    async with open_customer(config, show=show) as customer:
         if texts:
             vectors = await customer.embed(model, texts, **asked.arguments(customer))
             outputs = [{"vectors": Array("float32", vectors.shape, vectors.tobytes())}]

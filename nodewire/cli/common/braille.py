@@ -28,8 +28,9 @@ def curve(values: Sequence[float], width: int, height: int) -> list[str]:
 
 
 def plane(marks: Sequence[tuple[float, float, str]], width: int, height: int) -> tuple[list[str], float]:
-    """Points (x, y, character) of a plane, true to scale, in `height` lines of `width` characters; the y axis points
-    up. A point without a character is a dot. And how much of the x axis the width is.
+    """Points (x, y, character) of a plane, true to scale, in `height` lines of `width` characters.
+
+    The y axis points up. A point without a character is a dot. And how much of the x axis the width is.
     """
     columns, rows = 2 * width, 4 * height
     xs, ys = [x for x, _, _ in marks] or [0.0], [y for _, y, _ in marks] or [0.0]

@@ -52,8 +52,9 @@ def encoder_folder(folder: Path) -> Path:
 
 
 def check_model(path: Path, field: str = "") -> None:
-    """Raises NotFound, of that field, or of the path itself: it is neither a folder nor a GGUF file, or a shard of one
-    is missing.
+    """Raises NotFound, of that field, or of the path itself.
+
+    The path is neither a folder nor a GGUF file, or a shard of one is missing.
     """
     if gguf.is_one(path):
         gguf.files_of(path)

@@ -36,8 +36,9 @@ def write(
     by_hand: str,
     check: Callable[[Path], object] = lambda path: None,
 ) -> None:
-    """The lines, if they say `data`; whole or as before, whatever happens meanwhile. `check` reads the new file, before
-    it has the place of the old one. Raises BadConfig, also as `check` does.
+    """The lines, if they say `data`; whole or as before, whatever happens meanwhile.
+
+    `check` reads the new file, before it has the place of the old one. Raises BadConfig, also as `check` does.
     """
     text = "".join(lines)
     try:

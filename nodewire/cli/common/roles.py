@@ -101,7 +101,7 @@ def event_id(text: str, what: str = "EVENT", where: str = "`generate` and `embed
 
 
 @contextmanager
-def naming(relays: Sequence[str]) -> Iterator[None]:
+def name_relays(relays: Sequence[str]) -> Iterator[None]:
     """Whoever waits for relays in vain is told for which."""
     try:
         yield

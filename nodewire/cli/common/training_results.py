@@ -19,8 +19,9 @@ TRANSCRIPT = "transcript.json"
 
 
 def place(out: Path) -> Path:
-    """Where results go, made and seen to be writable before anything is paid: a folder, or with a name that ends in
-    .safetensors a file for the weights alone.
+    """Where results go, made and seen to be writable before anything is paid.
+
+    It is a folder, or with a name that ends in .safetensors a file for the weights alone.
 
     Raises:
         BadInput: it cannot be written to.

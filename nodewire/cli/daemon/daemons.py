@@ -101,7 +101,7 @@ def run_until_stopped(start: Start, as_json: bool, say: Say = _on_one_line) -> N
             wait = ready.pop("wait", None)
             exposed: endpoint.MetricsExposition | None = ready.pop("metrics", None)
             if exposed is not None and exposed.listen:
-                ready["metrics"] = await stack.enter_async_context(endpoint.serving(exposed))
+                ready["metrics"] = await stack.enter_async_context(endpoint.serve_metrics(exposed))
             if as_json:
                 print_json(ready)
             else:

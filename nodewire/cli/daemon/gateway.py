@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from nodewire.cli.common.roles import naming
+from nodewire.cli.common.roles import name_relays
 from nodewire.cli.daemon.daemons import run_until_stopped
 from nodewire.cli.output import CUSTOMERS, Json, console, print_json
 from nodewire.errors import BadInput
@@ -36,7 +36,7 @@ def gateway(
     settings = GatewayConfig.load(config)
 
     async def start(stack: AsyncExitStack) -> dict[str, Any]:
-        with naming(CustomerConfig.load(settings.customer).relays):
+        with name_relays(CustomerConfig.load(settings.customer).relays):
             return await start_gateway(stack, settings)
 
     run_until_stopped(start, json, _ready)

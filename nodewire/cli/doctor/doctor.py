@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from nodewire.cli.common.roles import enter_market, naming, wallet_of
+from nodewire.cli.common.roles import enter_market, name_relays, wallet_of
 from nodewire.cli.doctor import disk
 from nodewire.cli.doctor import network as doctor_network
 from nodewire.cli.doctor.reach import Check, CheckResult
@@ -182,7 +182,7 @@ async def _relay(url: str) -> str:
     from nodewire.nostr.nips.nip01 import Filter
     from nodewire.nostr.pool import Pool
 
-    with naming([url]):
+    with name_relays([url]):
         async with Pool([url]) as pool:
             await pool.fetch([Filter(limit=1)], timeout_s=_ANSWER_S)
     return "answers"
@@ -228,8 +228,8 @@ async def _metrics(listen: str, state: Path) -> str:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise NotFound(
                 "metrics.listen",
-                f"{url} does not answer: {str(error) or f'within {_ANSWER_S:.0f} s'}. A daemon that was started before"
-                " [metrics] was written shows nothing until it is started again",
+                f"{url} does not answer: {str(error) or f'within {_ANSWER_S:.0f} s'}. [metrics] counts from"
+                " the daemon's next start",
             ) from error
         said = "answers"
     if not is_loopback(host):
@@ -242,7 +242,7 @@ async def _metrics(listen: str, state: Path) -> str:
 
 async def _committee(role: AnyRole) -> str:
     async with AsyncExitStack() as stack:
-        stack.enter_context(naming(role.relays))
+        stack.enter_context(name_relays(role.relays))
         _, _, market = await enter_market(stack, role)
         following = asyncio.create_task(market.follow())
         stack.callback(following.cancel)
@@ -254,7 +254,7 @@ async def _committee(role: AnyRole) -> str:
 async def _names(role: CustomerConfig | ProviderConfig) -> str:
     """Whether every pinned model is there, in the version that is pinned."""
     async with AsyncExitStack() as stack:
-        stack.enter_context(naming(role.relays))
+        stack.enter_context(name_relays(role.relays))
         _, _, market = await enter_market(stack, role)
         for alias, pin in role.names.items():
             try:
@@ -267,7 +267,7 @@ async def _names(role: CustomerConfig | ProviderConfig) -> str:
 async def _serve(role: ProviderConfig, wanted: Serve) -> str:
     """Whether the manifest has these tasks, and the worker room for them."""
     async with AsyncExitStack() as stack:
-        stack.enter_context(naming(role.relays))
+        stack.enter_context(name_relays(role.relays))
         _, _, market = await enter_market(stack, role)
         manifest = await market.manifest(wanted.manifest, wanted.digest)
     names = [task.name for task in manifest.tasks]
@@ -321,7 +321,7 @@ async def _draft(folder: Path) -> str:
 async def _serve_all(role: ProviderConfig) -> str:
     """Whether the workers have room for the tasks of every [[serve]] together."""
     async with AsyncExitStack() as stack:
-        stack.enter_context(naming(role.relays))
+        stack.enter_context(name_relays(role.relays))
         _, _, market = await enter_market(stack, role)
         found = [await market.manifest(one.manifest, one.digest) for one in role.serve]
     _, needed = slots_of(role.serve, found, role.worker.for_sessions)
@@ -338,7 +338,7 @@ async def _follows(role: ProviderConfig) -> str:
     from nodewire.provider.autoscale import store
 
     async with AsyncExitStack() as stack:
-        stack.enter_context(naming(role.relays))
+        stack.enter_context(name_relays(role.relays))
         _, _, market = await enter_market(stack, role)
         manifests = [await market.manifest(address) for address in role.auto.manifests]
         known = store.read(role.state)

@@ -14,7 +14,7 @@ import typer
 from rich.table import Table
 
 from nodewire.cli.common.braille import curve, plane
-from nodewire.cli.common.roles import enter_market, naming
+from nodewire.cli.common.roles import enter_market, name_relays
 from nodewire.cli.output import OPERATORS, Json, console, counted, in_words, notes, one_line, print_json
 from nodewire.config import AnyRole, load_role
 from nodewire.errors import BadInput, NodewireError
@@ -97,7 +97,7 @@ def net(
     if peer and not edges:
         raise BadInput("--peer", "this role has had no link yet")
     try:
-        with naming(role.relays):
+        with name_relays(role.relays):
             nodes = asyncio.run(_placed(role, claim))
         silence = None
     except NodewireError as error:

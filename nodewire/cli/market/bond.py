@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nodewire.cli.common.roles import enter_market, event_id, naming, wallet_of
+from nodewire.cli.common.roles import enter_market, event_id, name_relays, wallet_of
 from nodewire.cli.output import OPERATORS, Json, console, one_line, print_json, sats
 from nodewire.config import AnyRole, ProviderConfig, load_role, parse_msat
 from nodewire.errors import BadConfig, BadInput, NotAllowed, NotFound
@@ -113,7 +113,7 @@ def claim(
     """
     role = load_role(config)
     if not certificates and not fees:
-        with naming(role.relays):
+        with name_relays(role.relays):
             _list(asyncio.run(_claimable(role)), config, json)
         return
     ids = [event_id(one, "CERTIFICATES", _IDS) for one in certificates or ()]
@@ -125,7 +125,7 @@ def claim(
                 done.append(await _claim(holder, keys, certificate, request))
             return done
 
-    with naming(role.relays):
+    with name_relays(role.relays):
         found = asyncio.run(run())
     if json:
         print_json({"claims": found})

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nodewire.cli.common.model_choice import warning
-from nodewire.cli.common.roles import enter_market, naming
+from nodewire.cli.common.roles import enter_market, name_relays
 from nodewire.cli.output import CUSTOMERS, Json, console, notes, one_line, per_million, price_of_work, print_json, sats
 from nodewire.config import AnyRole, ModelPin, OracleConfig, load_role
 from nodewire.errors import BadConfig, BadInput, NodewireError
@@ -45,7 +45,7 @@ def models(ctx: typer.Context, config: Annotated[Path | None, _CONFIG] = None, j
     if config is None:
         raise BadInput("--config", "a role's TOML file says where the market is")
     role = load_role(config)
-    with naming(role.relays):
+    with name_relays(role.relays):
         found = asyncio.run(_models(role))
     if json:
         print_json({"models": found})
@@ -82,7 +82,7 @@ def pin(
         raise BadConfig(str(config), "this is an oracle's file, which has no [names]")
     digest = None
     if not any_version:
-        with naming(role.relays):
+        with name_relays(role.relays):
             digest = asyncio.run(_digest(role, at))
     model = ModelPin(manifest=at, digest=digest)
     is_new = pins.pin(config, alias, model, replace=replace)

@@ -13,7 +13,7 @@ from rich.table import Table as Grid
 
 from nodewire.cli.common.manifest_file import read_manifest
 from nodewire.cli.common.model_choice import model_at
-from nodewire.cli.common.roles import OR_NAMED, check_model, enter_market, naming
+from nodewire.cli.common.roles import OR_NAMED, check_model, enter_market, name_relays
 from nodewire.cli.market import place_nodes
 from nodewire.cli.output import DEVELOPERS, Json, console, counted, one_line, print_json, steps
 from nodewire.config import AnyRole, load_role
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from nodewire.protocol.model.manifest import Manifest
 
 _NODES = (
-    'A JSON file of machines: {"nodes": [{"name": "a", "memory": "24GB", "gflops": 50}, ...]};'
-    " docs/how-to/place-tasks.md has all fields (default: the machines of --config's market)."
+    'A JSON file of machines: {"nodes": [{"name": "a", "memory": "24GB", "gflops": 50}, ...]}.'
+    " docs/how-to/place-tasks.md has all fields. Default: the machines of --config's market."
 )
 _SHOWN_TASKS = 12
 _ROOM = "Add machines or memory, or register the model anew with a smaller --target-vram"
@@ -73,7 +73,7 @@ def place(
     manifest = read_manifest(file) if file.exists() else None
     if manifest is None or nodes is None:
         assert role is not None
-        with naming(role.relays):
+        with name_relays(role.relays):
             manifest, snapshot, here = asyncio.run(_market(role, model, manifest, asks=not json))
     if nodes is None:
         pool, tables, holding = place_nodes.of_snapshot(snapshot, manifest, here)

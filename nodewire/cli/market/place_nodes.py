@@ -39,8 +39,9 @@ class _StrictModel(BaseModel):
 
 
 class _Machine(_StrictModel):
-    """A machine; `ms`: by task, measured milliseconds for so many items at once, which go before `gflops`. `holds`: the
-    tasks that it serves now.
+    """A machine; `ms`: by task, measured milliseconds for so many items at once, which go before `gflops`.
+
+    `holds`: the tasks that it serves now.
     """
 
     name: Annotated[str, Field(min_length=1, max_length=128)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from nodewire.cli.common.roles import load_customer, naming, wallet_of
+from nodewire.cli.common.roles import load_customer, name_relays, wallet_of
 from nodewire.cli.market import role_wallet, tabs, wallet_pay
 from nodewire.cli.market.wallet_connect import connect
 from nodewire.cli.output import CUSTOMERS, Json, console, counted, notes, one_line, print_json, sats
@@ -86,7 +86,7 @@ def settle(
     import uvloop
 
     role = load_customer(config)
-    with naming(role.relays):
+    with name_relays(role.relays):
         done = uvloop.run(_settle(role, lambda: yes or (not json and typer.confirm("Pay?")), tuple(broken or ())))
     if json:
         print_json({"debts": [_owed(one) for one in done]})
@@ -172,7 +172,7 @@ def zap(
     import uvloop
 
     role, amount_msat = load_customer(config), parse_msat(amount)
-    with naming(role.relays):
+    with name_relays(role.relays):
         name, done = uvloop.run(_zap(role, to, amount_msat, comment, again))
     if json:
         print_json({"zap": name, "shares": [_share(one) for one in done]})

@@ -163,8 +163,8 @@ def _architecture(folder: Path) -> str:
     except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
         raise BadConfig(
             str(folder),
-            'holds no config.json that names its architecture: let it say "architectures": ["LlamaForCausalLM"], '
-            "or whatever class of transformers the model is of",
+            "holds no config.json that names its architecture. Add its class of transformers, such as "
+            '"architectures": ["LlamaForCausalLM"]',
         ) from error
 
 
@@ -229,8 +229,9 @@ def _known(piece: TaskSize | None) -> dict[str, Any]:
 
 
 def steps(manifest: Manifest) -> dict[str, int]:
-    """By task, how many others must have computed one after the other before it can: those of one step may run at
-    once.
+    """By task, how many others must have computed one after the other before it can.
+
+    Those of one step may run at once.
     """
     sources: dict[str, list[str]] = {task.name: [] for task in manifest.tasks}
     for edge in manifest.edges:

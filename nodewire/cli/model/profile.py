@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from rich.table import Table
 
 from nodewire.cli.common.model_choice import model_at
-from nodewire.cli.common.roles import check_model, enter_market, load_provider, naming
+from nodewire.cli.common.roles import check_model, enter_market, load_provider, name_relays
 from nodewire.cli.output import OPERATORS, Json, console, counted, notes, one_line, print_json, steps
 from nodewire.config import Device, ProviderConfig
 from nodewire.errors import BadInput, Busy, NotAllowed
@@ -136,7 +136,7 @@ async def _of_role(
             raise Busy(
                 error.field, f"{error.reason}; stop it first: beside it only what it leaves is measured"
             ) from error
-        stack.enter_context(naming(role.relays))
+        stack.enter_context(name_relays(role.relays))
         keys, pool, market = await enter_market(stack, role)
 
         async def fetch(ref: BlobRef) -> Path:

@@ -193,10 +193,10 @@ def register(
         "\n[dim]it can be bought once providers serve each of its tasks, which the file of one says so:[/]",
         soft_wrap=True,
     )
-    notes.print(escape(serving(done["address"], names)), soft_wrap=True)
+    notes.print(escape(serve_block(done["address"], names)), soft_wrap=True)
 
 
-def serving(address: str, tasks: Sequence[str]) -> str:
+def serve_block(address: str, tasks: Sequence[str]) -> str:
     """What a provider's file says to serve the first of some tasks."""
     more = f"  # and {len(tasks) - _NAMED} more" if len(tasks) > _NAMED else ""
     named = ", ".join(f'"{task}"' for task in tasks[:_NAMED])

@@ -15,7 +15,7 @@ import typer
 from nodewire.cli.buy.purchase import can_write
 from nodewire.cli.common.manifest_file import read_manifest
 from nodewire.cli.common.model_choice import model_at
-from nodewire.cli.common.roles import OR_NAMED, check_model, enter_market, naming
+from nodewire.cli.common.roles import OR_NAMED, check_model, enter_market, name_relays
 from nodewire.cli.output import DEVELOPERS, Json, console, counted, one_line, print_json
 from nodewire.config import AnyRole, load_role
 from nodewire.errors import BadConfig, BadInput, NodewireError, NotFound
@@ -65,7 +65,7 @@ def graph(
             if found is None:
                 raise BadInput("MANIFEST", f"{manifest[:80]!r} is no such file{OR_NAMED}")
             raise BadInput("--config", "what is on the market is read from relays: name a role's TOML file")
-        with naming(role.relays):
+        with name_relays(role.relays):
             request = job if told is None else ""
             found, assigned = asyncio.run(_from_market(role, manifest, found, request, live=live, asks=not json))
     if told is not None:

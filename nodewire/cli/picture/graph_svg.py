@@ -386,8 +386,9 @@ def _free(
     width: float,
     taken: Sequence[tuple[float, float, float, float]],
 ) -> tuple[float, float] | None:
-    """Where on the line between two points words have room beside the boxes `taken` (middle, width, height): at its
-    middle, or as near to that as they can; None if nowhere.
+    """Where on the line between two points words have room beside the boxes `taken` (middle, width, height).
+
+    It is at the line's middle, or as near to that as they can; None if nowhere.
     """
     (ax, ay), (bx, by) = above, below
     for t in _ALONG:

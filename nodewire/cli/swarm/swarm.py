@@ -105,8 +105,8 @@ async def _asked(member: Any) -> list[dict[str, Any]]:
 
     async with AsyncExitStack() as stack:
         session = await start(stack, member)
-        assert isinstance(session.record, NodesRecord)
-        nodes = session.record.members
+        assert isinstance(session.public_record, NodesRecord)
+        nodes = session.public_record.members
         swarm = member.file.swarm
 
         async def ask(entry: Any) -> dict[str, Any]:

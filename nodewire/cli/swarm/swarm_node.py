@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 from rich.markup import escape
 
-from nodewire.cli.swarm.swarm_options import existing, key_of, state_of
+from nodewire.cli.swarm.swarm_options import key_of, require_key, state_of
 from nodewire.config import WorkerConfig
 from nodewire.errors import BadConfig, BadInput
 from nodewire.net import host_port
@@ -53,7 +53,7 @@ async def start(stack: AsyncExitStack, lent: NodeOptions) -> dict[str, Any]:
     from nodewire.swarm.member import SwarmProvider
 
     file = SwarmFile.read(lent.path, lent.split)
-    key, state = existing(lent.key or key_of("node"), "--key"), lent.state or state_of(file, "node")
+    key, state = require_key(lent.key or key_of("node"), "--key"), lent.state or state_of(file, "node")
     public = Keys.from_file(key).public
     here = file.check_member(public, lent.path)
     model = lent.model or file.model

@@ -63,11 +63,11 @@ def customer_of(path: Path, split: str, key: Path | None, state: Path | None, lo
     from nodewire.swarm.member import SwarmCustomer
 
     file = SwarmFile.read(path, split)
-    own = existing(key or key_of("customer"), "--key")
+    own = require_key(key or key_of("customer"), "--key")
     return SwarmCustomer(path, file, own, state or state_of(file, "customer"), lookahead or file.lookahead)
 
 
-def existing(key: Path, option: str) -> Path:
+def require_key(key: Path, option: str) -> Path:
     """Raises BadInput: a key that was never made is in nobody's file."""
     if not key.is_file():
         raise BadInput(option, f"{key} does not exist: `nodewire swarm key` makes this machine's keys")

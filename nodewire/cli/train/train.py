@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import uvloop
 
-from nodewire.cli.common.roles import load_customer, naming
+from nodewire.cli.common.roles import load_customer, name_relays
 from nodewire.cli.model.cut import CutOptions
 from nodewire.cli.model.register import TARGET_VRAM, publish_folder, size_of
 from nodewire.cli.model.replacement import Replace, check_free, published
@@ -96,7 +96,7 @@ def train(
     if register:
         _can_register(model, target_vram)
         if not replace:
-            with naming(customer.relays):
+            with name_relays(customer.relays):
                 asyncio.run(_check_free(customer, read.name, trained(out)))
     elif replace:
         raise BadInput("--replace", "is for --register: nothing else is published under a name")
@@ -140,7 +140,7 @@ def trainers(
 ) -> None:
     """List the trainers with their families, prices and memory."""
     role = load_role(config)
-    with naming(role.relays):
+    with name_relays(role.relays):
         market = asyncio.run(_market(role))
     if json:
         print_json({"trainers": [{"public": public, **ad.document()} for public, ad in sorted(market.items())]})
@@ -213,7 +213,7 @@ def _quote(
     from nodewire.training.customer.dataset_check import try_files
 
     asyncio.run(try_files(customer, recipe, data, shards=shards, start=start))
-    with naming(customer.relays):
+    with name_relays(customer.relays):
         made = asyncio.run(_quoted(customer, recipe, data, shards, buys_steps=buys_steps))
     if not as_json:
         show_quote(made, console, budget_msat=budget_msat, buys_steps=buys_steps)
@@ -289,7 +289,7 @@ async def _train(ask: _Ask, *, show: bool) -> TrainingResult:
     from nodewire.training.customer.api import train as buy
     from nodewire.training.customer.market.context import TrainingOrder
 
-    with naming(ask.customer.relays):
+    with name_relays(ask.customer.relays):
         quote = await _quoted(ask.customer, ask.recipe, ask.data, ask.shards, buys_steps=ask.buys_steps, wait_s=FIND_S)
         if show:
             show_quote(quote, notes, budget_msat=ask.budget_msat, buys_steps=ask.buys_steps)

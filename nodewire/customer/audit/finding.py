@@ -25,7 +25,7 @@ def ok(step: str, what: str, reason: str = "") -> Line:
     return Line(step, what, "ok", reason)
 
 
-def missing(step: str, what: str, reason: str) -> Line:
+def missing_line(step: str, what: str, reason: str) -> Line:
     return Line(step, what, "missing", reason)
 
 

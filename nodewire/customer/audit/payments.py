@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from nodewire.customer.audit.finding import Line, missing, not_yet, ok, wrong
-from nodewire.customer.audit.public_events import Record
+from nodewire.customer.audit.finding import Line, missing_line, not_yet, ok, wrong
 from nodewire.customer.payments.receipt_finalizer import COMMIT_EPOCHS
 from nodewire.errors import BadInput, NodewireError
 from nodewire.nostr.nips import nip57
 from nodewire.pay.accounts import zaps
 from nodewire.pay.accounts.debts import Debt, Key
 from nodewire.protocol.job import receipt
-from nodewire.protocol.job.feedback import Feedback
-from nodewire.protocol.job.receipt import Closing, Receipt
 from nodewire.protocol.market.cached_price import may_be_due
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from nodewire.customer.audit.public_events import Record
+    from nodewire.protocol.job.feedback import Feedback
+    from nodewire.protocol.job.receipt import Closing, Receipt
 
 
 def lines(record: Record, network: str) -> Iterator[Line]:
@@ -93,7 +97,9 @@ def _paid(
     if fault := zapped.faults.get(key):
         return wrong("payment", what, fault)
     if amount_msat is None:
-        return missing("payment", what, "no zap receipt" if not payment_hash else "its payment has no receipt here")
+        return missing_line(
+            "payment", what, "no zap receipt" if not payment_hash else "its payment has no receipt here"
+        )
     if together_msat > amount_msat:
         return wrong("payment", what, f"{amount_msat} msat were zapped for {together_msat} msat of claims")
     found = f", of which {due.cached} were found and not computed" if due.cached else ""
@@ -122,18 +128,18 @@ def _receipts(record: Record) -> Iterator[Line]:
             if again_s := record.seconds_to(waited):
                 yield not_yet("receipt", what, reason, again_s)
             else:
-                yield missing("receipt", what, reason)
+                yield missing_line("receipt", what, reason)
         elif fault := _misclosed(one, closings[id_], record, waited):
             yield wrong("receipt", what, fault)
         elif never := closings[id_].uncertified:
-            yield missing(
+            yield missing_line(
                 "receipt", what, f"paid and not certified in time: {', '.join(f'chunk {n}' for n, _ in never)}"
             )
         else:
             yield ok("receipt", what, "claims, payments, commitments and certificates are the public ones")
     receipted = {one.provider for one in given.values()}
     for provider in sorted({provider for provider, _, _ in record.claims} - receipted):
-        yield missing("receipt", provider[:8], "the customer has given none")
+        yield missing_line("receipt", provider[:8], "the customer has given none")
 
 
 def _misreceipted(one: Receipt, record: Record) -> str:
@@ -187,10 +193,10 @@ def ledger(record: Record, debts: Sequence[Debt]) -> Iterator[Line]:
         key, what = debt.key, f"chunk {debt.key.chunk} to {debt.key.payee[:8]}"
         said = record.claims.get((key.payee, key.chunk, key.attempt))
         if said is None or said.due is None:
-            yield missing("ledger", what, f"{debt.amount_msat} msat {debt.state}, and no relay has the claim")
+            yield missing_line("ledger", what, f"{debt.amount_msat} msat {debt.state}, and no relay has the claim")
         elif said.due.amount_msat != debt.amount_msat:
             yield wrong("ledger", what, f"{debt.amount_msat} msat {debt.state}, {said.due.amount_msat} were claimed")
         elif debt.state != "paid":
-            yield missing("ledger", what, f"{debt.amount_msat} msat {debt.state}")
+            yield missing_line("ledger", what, f"{debt.amount_msat} msat {debt.state}")
         else:
             yield ok("ledger", what, f"{debt.amount_msat} msat paid, {debt.fee_msat} msat fees")

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadInput
-from nodewire.market import Market
-from nodewire.nostr.event import Event
 from nodewire.nostr.nips import nip57
 from nodewire.nostr.nips.nip01 import Filter
-from nodewire.nostr.relays import Relays
 from nodewire.protocol import kinds
 from nodewire.protocol.committee import beacon
-from nodewire.protocol.committee.committee import Committee
 from nodewire.protocol.encoding.tags import epoch_topic
 from nodewire.protocol.job import feedback
-from nodewire.protocol.job.feedback import Feedback
-from nodewire.protocol.job.request import Request
-from nodewire.protocol.model.manifest import Manifest
 from nodewire.protocol.verification.complaint import CLAIMED_EPOCHS
 from nodewire.verify.finality import Finality, final_claims
+
+if TYPE_CHECKING:
+    from nodewire.market import Market
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.relays import Relays
+    from nodewire.protocol.committee.committee import Committee
+    from nodewire.protocol.job.feedback import Feedback
+    from nodewire.protocol.job.request import Request
+    from nodewire.protocol.model.manifest import Manifest
 
 
 @dataclass(slots=True)

@@ -5,30 +5,34 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from nodewire.customer.payments.job_payments import ZapPayment
 from nodewire.customer.payments.receipt_finalizer import COMMIT_EPOCHS
 from nodewire.errors import BadInput, NodewireError, NotFound
-from nodewire.market import Market
-from nodewire.nostr.event import Event
-from nodewire.nostr.event_transport import EventTransport
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips.nip01 import Filter
-from nodewire.pay.bond.bond_holder import BondHolder
-from nodewire.plan.epoch import Epoch
 from nodewire.plan.sample import draw, place
 from nodewire.protocol import kinds
-from nodewire.protocol.committee.commitment import ChunkRoot, CommitmentEvent
-from nodewire.protocol.committee.committee import Committee
-from nodewire.protocol.job.request import Request
-from nodewire.protocol.market.snapshot import Snapshot
 from nodewire.protocol.verification import verdict
 from nodewire.protocol.verification.complaint import CLAIMED_EPOCHS, ENOUGH_EPOCHS
-from nodewire.protocol.verification.sample import Sample
 from nodewire.protocol.verification.verdict import Verdict, sample_key
 from nodewire.verify.finality import CertifiedRoot, Finality, final_claims
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from nodewire.customer.payments.job_payments import ZapPayment
+    from nodewire.market import Market
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.event_transport import EventTransport
+    from nodewire.nostr.keys import Keys
+    from nodewire.pay.bond.bond_holder import BondHolder
+    from nodewire.plan.epoch import Epoch
+    from nodewire.protocol.committee.commitment import ChunkRoot, CommitmentEvent
+    from nodewire.protocol.committee.committee import Committee
+    from nodewire.protocol.job.request import Request
+    from nodewire.protocol.market.snapshot import Snapshot
+    from nodewire.protocol.verification.sample import Sample
 
 VERDICT_EPOCHS = 9
 """How long after its draw a sample's verdict is waited for: its verifiers' time and the committee's."""

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from nodewire.customer.audit.finding import Line, missing, not_yet, ok, wrong
-from nodewire.customer.audit.public_events import Record
+from nodewire.customer.audit.finding import Line, missing_line, not_yet, ok, wrong
 from nodewire.customer.audit.verdict_watcher import VERDICT_EPOCHS
 from nodewire.errors import NodewireError, NotFound
-from nodewire.market import Market
-from nodewire.nostr.event import Event
 from nodewire.pay.bond import settlement
-from nodewire.pay.bond.bond_holder import HeldBond, VerdictSettlement
-from nodewire.pay.bond.settlement import PricedVerdict
 from nodewire.plan.sample import draw, place
 from nodewire.protocol.committee import beacon
-from nodewire.protocol.committee.committee import Committee
-from nodewire.protocol.job.plan import Plan
 from nodewire.protocol.verification import verdict
-from nodewire.protocol.verification.sample import Sample
-from nodewire.protocol.verification.verdict import Certificate, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from nodewire.customer.audit.public_events import Record
+    from nodewire.market import Market
+    from nodewire.nostr.event import Event
+    from nodewire.pay.bond.bond_holder import HeldBond, VerdictSettlement
+    from nodewire.pay.bond.settlement import PricedVerdict
+    from nodewire.protocol.committee.committee import Committee
+    from nodewire.protocol.job.plan import Plan
+    from nodewire.protocol.verification.sample import Sample
+    from nodewire.protocol.verification.verdict import Certificate, Verdict
 
 
 class Holder(Protocol):
@@ -57,7 +60,7 @@ async def lines(record: Record, market: Market, holder: Holder | None) -> tuple[
         for key, one in judged.verdicts.items():
             found += await _bond(key, one, record, market.committee, holder, judged)
     elif judged.verdicts:
-        found.append(missing("bond", "all verdicts", "it is not known where the bonds' holder can be asked"))
+        found.append(missing_line("bond", "all verdicts", "it is not known where the bonds' holder can be asked"))
     return found, judged
 
 
@@ -77,7 +80,7 @@ async def _draws(record: Record, market: Market, judged: JobVerdicts) -> list[Li
         except NodewireError as error:
             seen |= places
             judged.unread.add(epoch)
-            found.append(missing("draw", what, f"what it drew is unknown: {error}"))
+            found.append(missing_line("draw", what, f"what it drew is unknown: {error}"))
             continue
         if certified.lacking:  # whether more was drawn is unknown
             judged.unread.add(epoch)
@@ -104,7 +107,7 @@ def _verdicts(record: Record, committee: Committee, judged: JobVerdicts) -> Iter
                 if again_s := record.seconds_to(last):
                     yield not_yet("verdict", what, f"it is judged by epoch {last}", again_s)
                 else:
-                    yield missing("verdict", what, "no certificate judges it, and its time is over")
+                    yield missing_line("verdict", what, "no certificate judges it, and its time is over")
             continue
         if len(found) > 1:
             yield wrong("verdict", what, "two different verdicts are certified")
@@ -133,7 +136,7 @@ def _verdicts(record: Record, committee: Committee, judged: JobVerdicts) -> Iter
             fed = f"{said.outcome}: {drawn.task} of chunk {drawn.chunk} was drawn, which it feeds"
             yield ok("verdict", what, f"{fed}; certificate {ids[said.digest()]}")
         elif said.epoch in unread:
-            yield missing("verdict", what, "whether it was drawn is unknown")
+            yield missing_line("verdict", what, "whether it was drawn is unknown")
         else:
             yield wrong("verdict", what, f"{key[:16]} was not drawn")
 
@@ -162,7 +165,7 @@ def _unfounded(
     if len({one.verdict.digest() for one in certificates}) > 1:
         return wrong("verdict", what, "two different verdicts are certified")
     if record.finality.unread:
-        return missing("verdict", what, "whether its roots were certified is unknown")
+        return missing_line("verdict", what, "whether its roots were certified is unknown")
     held = record.finality.claimed(record.request.plan, said.provider, said.chunk, said.attempt, said.root)
     if held is not None and held.epoch <= said.epoch:
         return wrong("verdict", what, f"its roots were certified in epoch {held.epoch}")
@@ -174,8 +177,9 @@ def _unfounded(
 def _certified(
     events: Iterable[Event], committee: Committee
 ) -> tuple[dict[str, list[Certificate]], dict[str, str], dict[str, str]]:
-    """The certificates that hold, and why others do not, by the sample's key; and their event ids by the verdict's
-    digest.
+    """The certificates that hold, and why others do not, by the sample's key.
+
+    And their event ids by the verdict's digest.
     """
     ids: dict[str, str] = {}
     held: dict[str, list[Certificate]] = {}
@@ -215,10 +219,10 @@ async def _share(record: Record, committee: Committee, holder: Holder) -> list[L
     try:
         came_msat, left_msat = await holder.treasury(record.request.id)
     except NodewireError as error:
-        return [missing("share", what, str(error))]
+        return [missing_line("share", what, str(error))]
     # The committee's part is taken of each share, rounded.
     if came_msat + len(chunks) < due_msat * (1_000_000 - committee.fee_ppm) // 1_000_000:
-        return [missing("share", what, f"{came_msat} msat came to the treasury, less the committee's fee")]
+        return [missing_line("share", what, f"{came_msat} msat came to the treasury, less the committee's fee")]
     return [ok("share", what, f"{came_msat} msat came to the treasury, {left_msat} are left")]
 
 
@@ -239,13 +243,15 @@ async def _bond(
                     again_s,
                 )
             ]
-        return [missing("bond", what, "nobody has presented the verdict to the bonds' holder: `nodewire bond claim`")]
+        return [
+            missing_line("bond", what, "nobody has presented the verdict to the bonds' holder: `nodewire bond claim`")
+        ]
     except NodewireError as error:
-        return [missing("bond", what, str(error))]
+        return [missing_line("bond", what, str(error))]
     if fault := _misjudged(finding, settled):
         return [wrong("bond", what, fault)]
     if settled.refused:
-        return [missing("bond", what, f"it reached no bond: {settled.refused}")]
+        return [missing_line("bond", what, f"it reached no bond: {settled.refused}")]
     given = ", ".join(f"{msat} msat to {payee[:8]}" for payee, msat in settled.payouts.items())
     still = ", ".join(f"{msat} msat of {payee[:8]}" for payee, msat in settled.due.items())
     told = "; ".join(part for part in (given and f"pays {given}", still and f"not pulled yet: {still}") if part)
@@ -260,7 +266,7 @@ async def _slashed(finding: PricedVerdict, holder: Holder) -> Line:
     try:
         bond = await holder.bond(finding.culprit)
     except NodewireError as error:
-        return missing("bond", what, str(error))
+        return missing_line("bond", what, str(error))
     if bond.state not in ("slashed", "burnt"):
         return wrong("bond", what, f"convicted, but its bond is {bond.state}")
     return ok("bond", what, f"{bond.state}: {bond.amount_msat} msat locked, {bond.remainder_msat} left to burn")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from nodewire.customer.audit.finding import Line, missing, not_yet, ok, wrong
-from nodewire.customer.audit.public_events import Record
+from nodewire.customer.audit.finding import Line, missing_line, not_yet, ok, wrong
 from nodewire.customer.payments.receipt_finalizer import COMMIT_EPOCHS
-from nodewire.protocol.job.feedback import Feedback
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nodewire.customer.audit.public_events import Record
+    from nodewire.protocol.job.feedback import Feedback
 
 
 def lines(record: Record) -> Iterator[Line]:
@@ -25,9 +29,9 @@ def _certificates(record: Record) -> Iterator[Line]:
         if certified is None and (again_s := record.seconds_to(epoch)):
             yield not_yet("certificate", what, "its oracles have still to vote", again_s)
         elif certified is None:
-            yield missing("certificate", what, "no relay has a quorum certificate of it")
+            yield missing_line("certificate", what, "no relay has a quorum certificate of it")
         elif epoch in finality.unread:
-            yield missing("certificate", what, f"what it certifies cannot be read: {finality.unread[epoch]}")
+            yield missing_line("certificate", what, f"what it certifies cannot be read: {finality.unread[epoch]}")
         else:
             yield ok("certificate", what, f"{len(certified.votes)} oracles certified {certified.digest[:16]}")
 
@@ -58,4 +62,4 @@ def _uncertified(record: Record, said: Feedback, what: str) -> Line:
         return not_yet("commitment", what, f"it is certified by epoch {usual}", again_s)
     if again_s := record.seconds_to(last):
         return not_yet("commitment", what, f"it is late, and in time until epoch {last}", again_s)
-    return missing("commitment", what, "no certificate holds it, and its time is over")
+    return missing_line("commitment", what, "no certificate holds it, and its time is over")

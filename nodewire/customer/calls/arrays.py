@@ -7,15 +7,18 @@ float32 of equal value; a bfloat16 input may be given so, if nothing is lost.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nodewire.errors import BadInput
-from nodewire.protocol.model.manifest import Tensor
 from nodewire.protocol.model.signature import described
 from nodewire.protocol.tensors.frame import ITEM_BYTES, MXINT8, Array
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodewire.protocol.model.manifest import Tensor
 
 _NUMPY = {"float32": "<f4", "float16": "<f2", "int64": "<i8", "int32": "<i4", "uint8": "|u1", "bool": "|b1"}
 _ITEMS = {1: "|u1", 2: "<u2", 4: "<u4", 8: "<u8"}

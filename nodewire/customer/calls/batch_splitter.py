@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from nodewire.customer.calls.arrays import joined, sliced
 from nodewire.errors import BadInput, TooLarge
-from nodewire.protocol.model.manifest import Manifest, Task, Tensor
 from nodewire.protocol.model.signature import MAX_FRAME_BYTES, Call, Signature
-from nodewire.protocol.tensors.frame import Array
-from nodewire.public_record import PublicRecord
 from nodewire.taskgraph import batch_axis
 from nodewire.taskgraph.program import MAX_BYTES, GraphProgram, Port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from nodewire.protocol.model.manifest import Manifest, Task, Tensor
+    from nodewire.protocol.tensors.frame import Array
+    from nodewire.public_record import PublicRecord
 
 GRAPH = "graph"
 MAX_PARTS = 4_096

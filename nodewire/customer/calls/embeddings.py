@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import orjson
@@ -13,6 +13,9 @@ from nodewire.customer.tokens.token_chunk import only
 from nodewire.errors import BadFrame, BadInput
 from nodewire.plan.codec import CHARS_PER_TOKEN
 from nodewire.protocol.tensors.frame import Array, Frame
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MAX_TEXTS_BYTES = 16_000_000
 

@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nodewire.customer.audit.verdict_watcher import JobVerification
-from nodewire.customer.job.estimate import Estimate
 from nodewire.customer.job.job import Purchase
 from nodewire.customer.job.order import JobOrder
 from nodewire.customer.job.purchased_job import MAX_REPAIRS, PurchasedJob, judge
 from nodewire.customer.job.retry_policy import SecondChances, may_begin, without
-from nodewire.customer.job.session import Session
 from nodewire.customer.migration.contender import Contender
 from nodewire.customer.migration.migrator import Migration, Migrator
 from nodewire.customer.migration.race import Outcome, Race
-from nodewire.customer.models.text import ModelText
 from nodewire.customer.payments.job_payments import most_positions
 from nodewire.customer.planning.planner import PATIENCE_EPOCHS, Draw
 from nodewire.customer.tokens.logprobs import Likely
 from nodewire.customer.tokens.reader import TokenReader
-from nodewire.customer.tokens.token_chunk import Piece
 from nodewire.errors import NodewireError, NoProvider
-from nodewire.kind import JobKind
 from nodewire.plan.codec import CHARS_PER_TOKEN, EdgeCodec, Wish
-from nodewire.protocol.job.plan import Terms
-from nodewire.protocol.model.manifest import Manifest
 from nodewire.protocol.tensors.frame import Array, Frame
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from nodewire.customer.audit.verdict_watcher import JobVerification
+    from nodewire.customer.job.estimate import Estimate
+    from nodewire.customer.job.session import Session
+    from nodewire.customer.models.text import ModelText
+    from nodewire.customer.tokens.logprobs import Likely
+    from nodewire.customer.tokens.token_chunk import Piece
+    from nodewire.kind import JobKind
+    from nodewire.protocol.job.plan import Terms
+    from nodewire.protocol.model.manifest import Manifest
 
 
 @dataclass(slots=True)

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from nodewire.customer.audit.verdict_watcher import JobVerification
 from nodewire.customer.job.job import Purchase
 from nodewire.customer.job.order import JobOrder
 from nodewire.customer.job.purchased_job import MAX_REPAIRS, PurchasedJob, judge
 from nodewire.customer.job.retry_policy import SecondChances, may_begin, without
-from nodewire.customer.job.session import Session
 from nodewire.customer.planning.planner import PATIENCE_EPOCHS
 from nodewire.errors import NodewireError, NoProvider
-from nodewire.kind import JobKind
 from nodewire.plan.codec import EdgeCodec, Wish
-from nodewire.protocol.job.plan import Terms
-from nodewire.protocol.model.manifest import Manifest
-from nodewire.protocol.tensors.frame import Array, Frame
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from nodewire.customer.audit.verdict_watcher import JobVerification
+    from nodewire.customer.job.session import Session
+    from nodewire.kind import JobKind
+    from nodewire.protocol.job.plan import Terms
+    from nodewire.protocol.model.manifest import Manifest
+    from nodewire.protocol.tensors.frame import Array, Frame
 
 
 @dataclass(slots=True)

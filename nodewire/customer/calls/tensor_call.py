@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from nodewire.customer.calls.stateless_call import StatelessCall
 from nodewire.errors import BadFrame, Unsupported
 from nodewire.protocol.job.request import Ticket
-from nodewire.protocol.model.signature import Call, Signature
-from nodewire.protocol.tensors.frame import Array, Frame
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nodewire.protocol.model.signature import Call, Signature
+    from nodewire.protocol.tensors.frame import Array, Frame
 
 MAX_JOB_BYTES = 64 * 2**20
 """Of the inputs of one job."""

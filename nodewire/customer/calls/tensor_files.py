@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.lib.format import read_array
 from safetensors import SafetensorError, deserialize
 
 from nodewire.errors import BadConfig, BadInput
 from nodewire.protocol.tensors.frame import ITEM_BYTES, Array
 from nodewire.protocol.tensors.safetensors_dtypes import CODE_OF, DTYPE_OF
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import numpy as np
 
 _MAX_HEADER_BYTES = 16 * 2**20
 _DTYPES = {code: dtype for code, dtype in DTYPE_OF.items() if dtype in ITEM_BYTES}

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from nodewire.customer.calls.generation import Generation
-from nodewire.customer.job.purchased_job import PurchasedJob
-from nodewire.customer.job.session import Session
 from nodewire.customer.job.summary import spent
-from nodewire.customer.payments.job_payments import ZapPayment
-from nodewire.protocol.committee.commitment import ChunkRoot
 from nodewire.protocol.job.chunk import claim
-from nodewire.protocol.job.plan import Plan
 from nodewire.protocol.job.transcript import GenerationTranscript, Part, TaskRoot
 from nodewire.protocol.market import coordinates
-from nodewire.protocol.market.snapshot import Snapshot
 from nodewire.protocol.model.manifest import CUSTOMER, Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nodewire.customer.calls.generation import Generation
+    from nodewire.customer.job.purchased_job import PurchasedJob
+    from nodewire.customer.job.session import Session
+    from nodewire.customer.payments.job_payments import ZapPayment
+    from nodewire.protocol.committee.commitment import ChunkRoot
+    from nodewire.protocol.job.plan import Plan
+    from nodewire.protocol.market.snapshot import Snapshot
 
 
 async def transcribed(made: Generation) -> GenerationTranscript:
@@ -61,8 +65,9 @@ async def _part(session: Session, manifest: Manifest, bought: PurchasedJob) -> P
 
 
 def _roots(plan: Plan, said: Iterable[tuple[str, ChunkRoot]], paid: Iterable[ZapPayment]) -> tuple[TaskRoot, ...]:
-    """What providers say that they committed to. What is not what one was paid for stands for nothing: its chunk is
-    as one without roots.
+    """What providers say that they committed to.
+
+    What is not what one was paid for stands for nothing: its chunk is as one without roots.
     """
     order = {one.task: n for n, one in enumerate(plan.tasks)}
     claims = {(one.provider, one.due.chunk): one.due.root for one in paid}

@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from nodewire.core.job_task_group import JobTaskGroup
 from nodewire.customer.job import control_messages
-from nodewire.customer.job.durations import JobTimes
 from nodewire.customer.job.liveness import ProviderLiveness
-from nodewire.customer.job.order import JobOrder
 from nodewire.customer.job.provider_events import WORD_S, Answers
 from nodewire.customer.job.session import LocalMailbox, Session, signing_of
-from nodewire.customer.job.tickets import Tickets
 from nodewire.customer.payments.claims import Claims
 from nodewire.customer.payments.job_payments import JobPayments, most_chunks, most_units
 from nodewire.customer.payments.rejected_frames import FrameRejection, is_one_word, rejection_of
 from nodewire.customer.payments.verification_share import Shares
-from nodewire.customer.planning.planner import Draw
 from nodewire.errors import BadFrame, LinkLost, NodeFailed, NodewireError, NotAllowed, TimedOut
-from nodewire.nostr.event import Event
 from nodewire.protocol.job.chunk import AHEAD, chunk_of
 from nodewire.protocol.job.feedback import Feedback
 from nodewire.protocol.job.plan import LOCAL
-from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.wire.job.channel_spec import JobChannelSpec
 from nodewire.wire.job.generation_tape import GenerationTape
 from nodewire.wire.job.routes import routes_of
 from nodewire.wire.job_member import Membership
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from nodewire.customer.job.durations import JobTimes
+    from nodewire.customer.job.order import JobOrder
+    from nodewire.customer.job.tickets import Tickets
+    from nodewire.customer.planning.planner import Draw
+    from nodewire.nostr.event import Event
+    from nodewire.protocol.tensors.frame import Array, Frame
 
 
 class JobAttempt:
@@ -171,8 +175,9 @@ class JobAttempt:
         return rejection_of(error, edge, self._manifest, {a.task: a.provider for a in self.plan.tasks})
 
     async def _meant(self, error: NodewireError) -> NodewireError | None:
-        """What has ended the job as who ended it signs it, for a neighbour may only be passing it on; None if it is the
-        error itself, `by` whom is known then.
+        """What has ended the job as who ended it signs it, for a neighbour may only be passing it on.
+
+        None if it is the error itself; `by` whom is known then.
         """
         if isinstance(error, FrameRejection):
             return None
@@ -248,8 +253,9 @@ class JobAttempt:
         return found
 
     async def _failed(self, error: NodeFailed) -> set[str]:
-        """Providers whose own fault ended the job. A neighbour may only pass it on, so their own word is waited for;
-        what it says of another is no such word.
+        """Providers whose own fault ended the job.
+
+        A neighbour may only pass it on, so their own word is waited for; what it says of another is no such word.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(WORD_S if error.by else 0):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
-from nodewire.core.job_task_group import JobTaskGroup
-from nodewire.customer.payments.job_payments import JobPayments
 from nodewire.errors import BadFrame, BadInput, NotAllowed
 from nodewire.protocol.job.chunk_close import Close
 from nodewire.protocol.verification.statement import LACKING
 from nodewire.wire.evidence.output_signer import OutputSigner, tell
-from nodewire.wire.job.mailbox import JobMailbox
+
+if TYPE_CHECKING:
+    from nodewire.core.job_task_group import JobTaskGroup
+    from nodewire.customer.payments.job_payments import JobPayments
+    from nodewire.wire.job.mailbox import JobMailbox
 
 log = logging.getLogger("nodewire.customer")
 
@@ -23,8 +26,9 @@ async def follow(
     signing: OutputSigner | None,
     background: JobTaskGroup,
 ) -> None:
-    """Take note of what the driver (a public key) signs off, which is what may be charged; say again in the background
-    what was signed of tasks that run here (`signing`).
+    """Take note of what the driver (a public key) signs off, which is what may be charged.
+
+    Say again in the background what was signed of tasks that run here (`signing`).
     """
     async for peer, document in mailbox.controls():
         try:

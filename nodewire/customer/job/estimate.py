@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.customer.payments.job_payments import most_chunks, most_units
 from nodewire.pay.accounts.payer import Fees
 from nodewire.pay.bond.settlement import share_msat
 from nodewire.plan.codec import CHARS_PER_TOKEN
 from nodewire.protocol.job.chunk import chunk_of
-from nodewire.protocol.job.plan import Plan
-from nodewire.protocol.model.manifest import Manifest
-from nodewire.protocol.tensors.frame import Array, Frame
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.protocol.job.plan import Plan
+    from nodewire.protocol.model.manifest import Manifest
+    from nodewire.protocol.tensors.frame import Array, Frame
 
 _FEES = Fees()
 
@@ -43,8 +46,10 @@ class Estimate:
 def estimate(
     plan: Plan, manifest: Manifest, inputs: Sequence[Frame[Array]], *, max_tokens: int, budget_msat: int
 ) -> Estimate:
-    """Of a job by this plan. `max_tokens`: of the answer, of a model that makes text; `budget_msat`: the customer's,
-    with the verification share in it.
+    """Of a job by this plan.
+
+    `max_tokens`: of the answer, of a model that makes text; `budget_msat`: the customer's, with the verification share
+    in it.
     """
     if manifest.mode == "generate":
         size = sum(one.nbytes for frame in inputs for one in frame.tensors)

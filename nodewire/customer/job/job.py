@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.core.job_task_group import typed_fault
 from nodewire.customer.job import request as requesting
@@ -16,22 +15,28 @@ from nodewire.customer.job.durations import JobTimes
 from nodewire.customer.job.estimate import Estimate, estimate
 from nodewire.customer.job.order import JobOrder
 from nodewire.customer.job.provider_events import Answers, MoreWork, ProviderRefusal
-from nodewire.customer.job.session import Session
 from nodewire.customer.job.tickets import Tickets
 from nodewire.customer.payments.job_payments import JobPayments, least_msat
 from nodewire.customer.payments.verification_share import Shares
 from nodewire.customer.planning.planner import MAX_POW_BITS, PATIENCE_EPOCHS, Draw
 from nodewire.errors import BadFrame, NodewireError, NoProvider
-from nodewire.kind import Params
-from nodewire.nostr.event import Event
-from nodewire.pay.accounts.debts import Debt
 from nodewire.plan.assign import Busy
-from nodewire.plan.codec import Wish
-from nodewire.protocol.job import request as job
 from nodewire.protocol.job.chunk import chunk_of
 from nodewire.protocol.job.plan import MAX_BUSY, MAX_REDRAWS, Plan, Terms
 from nodewire.protocol.model.manifest import CUSTOMER, Manifest
-from nodewire.protocol.tensors.frame import Array, Frame
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from nodewire.customer.job.order import JobOrder
+    from nodewire.customer.job.session import Session
+    from nodewire.customer.payments.verification_share import Shares
+    from nodewire.kind import Params
+    from nodewire.nostr.event import Event
+    from nodewire.pay.accounts.debts import Debt
+    from nodewire.plan.codec import Wish
+    from nodewire.protocol.job import request as job
+    from nodewire.protocol.tensors.frame import Array, Frame
 
 SILENCE_S = 4.0
 MAX_WORKED = 4
@@ -55,9 +60,10 @@ class Purchase:
         patience: int = PATIENCE_EPOCHS,
         wish: Wish | None = None,
     ) -> None:
-        """`accept` makes of a frame what `outputs` gives. It raises BadFrame for one that is not worth its money.
-        `patience`: for how many further epochs a plan is tried when a task has no provider. `wish`: for edges that the
-        terms do not name.
+        """`accept` makes of a frame what `outputs` gives.
+
+        It raises BadFrame for one that is not worth its money. `patience`: for how many further epochs a plan is tried
+        when a task has no provider. `wish`: for edges that the terms do not name.
         """
         self.manifest = order.manifest
         self.timing = JobTimes()
@@ -142,8 +148,9 @@ class Purchase:
 
     @property
     def spent_msat(self) -> int:
-        """Paid so far, to providers and for verification, and what is owed of jobs that broke off: whoever waits with
-        its claim is paid, too.
+        """Paid so far, to providers and for verification, and what is owed of jobs that broke off.
+
+        Whoever waits with its claim is paid, too.
         """
         if self._running is None:
             return 0
@@ -241,8 +248,9 @@ class Purchase:
             yield output
 
     def _checked(self, frame: Frame[Array]) -> tuple[int, Any]:
-        """A frame's chunk, and the output that it is. Raises FrameRejection: it is no output, or says another chunk;
-        its producer knew before it sent it.
+        """A frame's chunk, and the output that it is.
+
+        Raises FrameRejection: it is no output, or says another chunk; its producer knew before it sent it.
         """
         chunk = chunk_of(self.manifest, frame.seq)
         try:
@@ -279,8 +287,9 @@ class Purchase:
         await self._begin()
 
     async def _work(self, more: MoreWork) -> None:
-        """Begin anew with the work that a provider asks for. Raises MoreWork: it asks for too much, too often, or too
-        late.
+        """Begin anew with the work that a provider asks for.
+
+        Raises MoreWork: it asks for too much, too often, or too late.
         """
         done = max(self._bits, default=0)
         if self._has_begun() or len(self._bits) >= MAX_WORKED or not done < more.bits <= MAX_POW_BITS:

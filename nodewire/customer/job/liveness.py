@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import Busy, NodewireError, NotAllowed
-from nodewire.wire.node import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Mapping, Sequence
+
+    from nodewire.wire.node import Node
 
 PRESENCE_S = 1.25
 """Within which a provider must be reached, if others say that it is gone: three round trips of 300 ms, and a third of
@@ -63,8 +66,9 @@ class ProviderLiveness:
         await asyncio.gather(*questions, return_exceptions=True)
 
     async def absent(self, providers: Sequence[str]) -> set[str]:
-        """Those of `providers` that are out of reach, or silent for `PRESENCE_S`. Who refuses is there. One that
-        answered is asked again.
+        """Those of `providers` that are out of reach, or silent for `PRESENCE_S`.
+
+        Who refuses is there. One that answered is asked again.
         """
         there = await asyncio.gather(*(self._question(provider).is_answered_well() for provider in providers))
         return {provider for provider, is_there in zip(providers, there, strict=True) if not is_there}

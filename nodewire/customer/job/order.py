@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from nodewire.kind import JobKind, Params
-from nodewire.protocol.model.manifest import Manifest
-from nodewire.protocol.tensors.frame import Array, Frame
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.kind import JobKind, Params
+    from nodewire.protocol.model.manifest import Manifest
+    from nodewire.protocol.tensors.frame import Array, Frame
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from nodewire import errors
-from nodewire.core.job_task_group import JobTaskGroup
-from nodewire.customer.payments.claims import Claims
-from nodewire.customer.payments.job_payments import ZapPayment
 from nodewire.customer.payments.receipts import ZapReceipts
 from nodewire.customer.payments.rejected_frames import reported
 from nodewire.errors import (
@@ -24,17 +21,24 @@ from nodewire.errors import (
     WorkerFailed,
     WorkRequired,
 )
-from nodewire.nostr.event import Event
-from nodewire.nostr.event_transport import EventTransport
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip44, nip57
 from nodewire.nostr.nips.nip01 import Filter
 from nodewire.protocol import kinds
-from nodewire.protocol.committee.commitment import ChunkRoot
 from nodewire.protocol.job import feedback, result
-from nodewire.protocol.job.feedback import Feedback
-from nodewire.protocol.job.plan import Plan
-from nodewire.protocol.model.manifest import Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from nodewire.core.job_task_group import JobTaskGroup
+    from nodewire.customer.payments.claims import Claims
+    from nodewire.customer.payments.job_payments import ZapPayment
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.event_transport import EventTransport
+    from nodewire.nostr.keys import Keys
+    from nodewire.protocol.committee.commitment import ChunkRoot
+    from nodewire.protocol.job.feedback import Feedback
+    from nodewire.protocol.job.plan import Plan
+    from nodewire.protocol.model.manifest import Manifest
 
 WORD_S = 3.0
 """Within which who ended a job must have said so itself, once others say that it has."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.customer.audit import verdict_watcher as verified
-from nodewire.customer.audit.verdict_watcher import JobVerification
-from nodewire.customer.job.job import Purchase
-from nodewire.customer.job.session import Session
-from nodewire.customer.payments.receipt_finalizer import FinalReceipts
 from nodewire.protocol.job import request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from nodewire.customer.audit.verdict_watcher import JobVerification
+    from nodewire.customer.job.job import Purchase
+    from nodewire.customer.job.session import Session
+    from nodewire.customer.payments.receipt_finalizer import FinalReceipts
 
 MAX_REPAIRS = 3
 """How often what failed verification is made again."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from typing import TYPE_CHECKING
 
-from nodewire.customer.planning.planner import Draw
 from nodewire.nostr import event as events
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip13
 from nodewire.protocol import kinds
 from nodewire.protocol.job import request
+
+if TYPE_CHECKING:
+    from nodewire.customer.planning.planner import Draw
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
 
 
 async def signed(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from nodewire.customer.job.job import Purchase
-from nodewire.customer.job.session import Session
 from nodewire.customer.payments.rejected_frames import BEGINS_ANEW, FrameRejection, is_one_word
 from nodewire.errors import LinkLost, NodeFailed, NodewireError, PaymentRequired, TimedOut
 from nodewire.protocol.job.plan import MAX_EXCLUDED, Terms
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from nodewire.customer.job.job import Purchase
+    from nodewire.customer.job.session import Session
 
 MAX_AGAIN = 3
 """How often a job is begun anew until a whole chunk of tokens has come: chunk 1, or a later one."""
@@ -36,8 +40,9 @@ def blamed(error: NodewireError, purchase: Purchase) -> set[str]:
 
 
 def silent(error: NodewireError, purchase: Purchase, whom: Collection[str]) -> tuple[str, ...]:
-    """Who may have kept the job from going on where its time is over and `whom` to blame is nobody: all that were in
-    it, since all of them answer. Else the next plan would have the same.
+    """Who may have kept the job from going on where its time is over and `whom` to blame is nobody.
+
+    It is all that were in it, since all of them answer. Else the next plan would have the same.
     """
     return purchase.plan.providers() if isinstance(error, TimedOut) and not whom else ()
 
@@ -80,8 +85,9 @@ class SecondChances:
             self._waiting += [(refuser, frozenset()), (error.producers - refuser, refuser)]
 
     def lost(self, error: NodewireError, whom: Collection[str]) -> None:
-        """These are gone by the word of somebody, who may have stood still himself: of those who are missed, the newest
-        are the likeliest to be there.
+        """These are gone by the word of somebody, who may have stood still himself.
+
+        Of those who are missed, the newest are the likeliest to be there.
         """
         if isinstance(error, LinkLost):
             self._waiting[:0] = [(frozenset({one}), frozenset()) for one in sorted(whom)]

@@ -7,36 +7,42 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from nodewire.customer.job.estimate import Estimate
 from nodewire.customer.job.order import JobOrder
 from nodewire.customer.models.names import ModelNames
 from nodewire.customer.payments.debt_collector import Settler
 from nodewire.customer.payments.purse import Purse
-from nodewire.customer.payments.receipt_finalizer import Closings
-from nodewire.customer.payments.refunds import Refunds
-from nodewire.customer.planning.planner import Planner
 from nodewire.errors import BadFrame, LinkLost, NodewireError, NotAllowed, first_of
-from nodewire.kind import Inbox, Job, JobKind, MakeWorker, Worker
+from nodewire.kind import Job, JobKind, MakeWorker, Worker
 from nodewire.market import Market
-from nodewire.nostr.event import Event
-from nodewire.nostr.event_transport import EventTransport
-from nodewire.nostr.keys import Keys
-from nodewire.pay.accounts.payer import Payer
-from nodewire.pay.bond.bond_holder import BondHolder
 from nodewire.protocol.job.chunk_close import WITHDRAW, Close
 from nodewire.protocol.job.plan import LOCAL, Plan
 from nodewire.protocol.model.edge_codec import codings
-from nodewire.protocol.model.manifest import Edge, Manifest
-from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.protocol.verification.statement import hashed
-from nodewire.public_record import PublicRecord
 from nodewire.wire.evidence.output_signer import OutputSigner, tell
-from nodewire.wire.evidence.spool import Spool
-from nodewire.wire.job.generation_tape import GenerationTape
-from nodewire.wire.job.mailbox import JobMailbox
-from nodewire.wire.node import Node
+
+if TYPE_CHECKING:
+    from nodewire.customer.job.estimate import Estimate
+    from nodewire.customer.job.order import JobOrder
+    from nodewire.customer.models.names import ModelNames
+    from nodewire.customer.payments.debt_collector import Settler
+    from nodewire.customer.payments.receipt_finalizer import Closings
+    from nodewire.customer.payments.refunds import Refunds
+    from nodewire.customer.planning.planner import Planner
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.event_transport import EventTransport
+    from nodewire.nostr.keys import Keys
+    from nodewire.pay.accounts.payer import Payer
+    from nodewire.pay.bond.bond_holder import BondHolder
+    from nodewire.protocol.model.manifest import Edge, Manifest
+    from nodewire.protocol.tensors.frame import Array, Frame
+    from nodewire.protocol.tensors.inbox import Inbox
+    from nodewire.public_record import PublicRecord
+    from nodewire.wire.evidence.spool import Spool
+    from nodewire.wire.job.generation_tape import GenerationTape
+    from nodewire.wire.job.mailbox import JobMailbox
+    from nodewire.wire.node import Node
 
 _FAREWELL_S = 3.5
 
@@ -75,7 +81,7 @@ class Session:
     keys: Keys
     pool: EventTransport
     relays: tuple[str, ...]
-    record: PublicRecord
+    public_record: PublicRecord
     planner: Planner
     payer: Payer
     network: str
@@ -109,9 +115,9 @@ class Session:
     @property
     def market(self) -> Market:
         """What a committee certifies. Raises NotAllowed: there is none here."""
-        if not isinstance(self.record, Market):
+        if not isinstance(self.public_record, Market):
             raise NotAllowed("market", "a swarm has no committee, so nothing of it is certified")
-        return self.record
+        return self.public_record
 
     def withdraw(self, request: str, providers: Mapping[str, Sequence[str]]) -> None:
         """Tell all `providers` (public keys and addresses) in the background that a job is given up.
@@ -186,8 +192,8 @@ class Session:
                 worker = self.make_worker(kind.worker_entry)
                 for name in tasks:
                     task = manifest.task(name)
-                    program = await self.record.fetch_blob(task.program.sha256, task.program.bytes)
-                    weights = [await self.record.fetch_blob(w.sha256, w.bytes) for w in task.weights]
+                    program = await self.public_record.fetch_blob(task.program.sha256, task.program.bytes)
+                    weights = [await self.public_record.fetch_blob(w.sha256, w.bytes) for w in task.weights]
                     await worker.load(name, task.engine, program, weights)
                 self._workers[key] = worker
             return self._workers[key]
@@ -244,8 +250,9 @@ def signing_of(keys: Keys, request: str, manifest: Manifest, plan: Plan) -> Outp
 
 
 class _LocalDesk:
-    """The customer's own tasks earn nothing; a local driver still closes the chunks of a generation, and in a job that
-    may be judged the customer signs what they put out: who computes on it is judged by that.
+    """The customer's own tasks earn nothing, and a local driver still closes the chunks of a generation.
+
+    In a job that may be judged the customer signs what they put out. Who computes on it is judged by that.
     """
 
     def __init__(

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection
+from typing import TYPE_CHECKING
 
-from nodewire.customer.job.provider_events import Answers
-from nodewire.customer.payments.job_payments import JobPayments
 from nodewire.customer.payments.receipts import receipts_for
-from nodewire.customer.payments.verification_share import Shares
 from nodewire.errors import NodewireError
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.protocol.job import receipt
-from nodewire.protocol.job.plan import Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection
+
+    from nodewire.customer.job.provider_events import Answers
+    from nodewire.customer.payments.job_payments import JobPayments
+    from nodewire.customer.payments.verification_share import Shares
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
+    from nodewire.protocol.job.plan import Plan
 
 LATE_CLAIMS_S = 0.3
 """How long after a job's failure its providers may still claim what they had completed."""

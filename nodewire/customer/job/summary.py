@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nodewire.customer.job.job import Purchase
-from nodewire.pay.accounts.debts import Debt
 from nodewire.protocol.job import receipt
-from nodewire.protocol.job.plan import Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from nodewire.customer.job.job import Purchase
+    from nodewire.pay.accounts.debts import Debt
+    from nodewire.protocol.job.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,20 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NodewireError, TooLarge
-from nodewire.kind import Params
-from nodewire.nostr.event_transport import EventTransport
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip59
 from nodewire.protocol import kinds
 from nodewire.protocol.job import request as job
-from nodewire.protocol.tensors.frame import Array, Frame
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from nodewire.kind import Params
+    from nodewire.nostr.event_transport import EventTransport
+    from nodewire.nostr.keys import Keys
+    from nodewire.protocol.tensors.frame import Array, Frame
 
 _EVERY_S = 1.0
 _UNKNOWN = "0" * 64

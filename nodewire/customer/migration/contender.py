@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from math import ceil
+from typing import TYPE_CHECKING
 
-from nodewire.customer.job.purchased_job import PurchasedJob
 from nodewire.customer.migration.token_rate import Pace
-from nodewire.customer.tokens.token_chunk import Piece
 from nodewire.pay.bond.settlement import share_msat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nodewire.customer.job.purchased_job import PurchasedJob
+    from nodewire.customer.tokens.token_chunk import Piece
 
 
 class Contender:
-    """It reads no further than its tokens are taken. `positions` and `tokens`: what it may take in and put out at most,
-    by which `most_msat` is what it can cost.
+    """It reads no further than its tokens are taken.
+
+    `positions` and `tokens`: what it may take in and put out at most, by which `most_msat` is what it can cost.
     """
 
     def __init__(self, bought: PurchasedJob, positions: int, tokens: int, begun: Callable[[Contender], None]) -> None:

@@ -11,19 +11,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nodewire.customer.job.retry_policy import without
-from nodewire.customer.job.session import Session
-from nodewire.customer.migration.contender import Contender
-from nodewire.customer.migration.race import Outcome, Race
 from nodewire.errors import NodewireError
 from nodewire.pay.bond.settlement import share_msat
 from nodewire.plan.migration import LEAST_SAVED_S, QUICKER, Ahead, Here, Move, expected, turn_us
 from nodewire.protocol.job.plan import LOCAL, Plan, Terms
-from nodewire.protocol.model.manifest import Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nodewire.customer.job.session import Session
+    from nodewire.customer.migration.contender import Contender
+    from nodewire.customer.migration.race import Outcome, Race
+    from nodewire.protocol.model.manifest import Manifest
 
 MAX_MOVES = 8
 """Of one generation, whatever becomes of them."""
@@ -38,9 +41,11 @@ _MUCH = 0.5
 
 @dataclass(slots=True)
 class Migration:
-    """One move. `at`: up to which token the other ring was given the text; `overtook_at`: from which token on it
-    leads; `before` and `after`: who has each task; the ring that is left takes `step_ms` for a token, of the other
-    `expected_ms` are expected.
+    """One move.
+
+    `at`: up to which token the other ring was given the text; `overtook_at`: from which token on it leads; `before` and
+    `after`: who has each task; the ring that is left takes `step_ms` for a token, of the other `expected_ms` are
+    expected.
     """
 
     at: int
@@ -181,8 +186,9 @@ class Migrator:
         return plan, move, left_msat
 
     async def _slow(self, lead: Contender, step_s: float, assigned: Mapping[str, str]) -> set[str]:
-        """Whom to try to do without: who does not answer, or is most of a step by its own word. Where nobody is, each
-        once, for one of them does not say how it is.
+        """Whom to try to do without: who does not answer, or is most of a step by its own word.
+
+        Where nobody is, each once, for one of them does not say how it is.
         """
         running = lead.bought.purchase.running
         asked = sorted({*assigned.values()} - {LOCAL})

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from nodewire.customer.migration.contender import Contender
-from nodewire.customer.tokens.token_chunk import Piece
 from nodewire.errors import NodewireError
+
+if TYPE_CHECKING:
+    from nodewire.customer.tokens.token_chunk import Piece
 
 Outcome = Literal["moved", "slower", "differs", "failed", "ended"]
 """Of a second job: it overtook the first; it did not overtake it, said something else, or failed itself; the first was
@@ -36,8 +38,9 @@ class _Second:
 
 
 class Race:
-    """`lead` is set by whoever begins a job. `decided` is told what became of a second one, once each; then, if it
-    overtook the first, it leads.
+    """`lead` is set by whoever begins a job.
+
+    `decided` is told what became of a second one, once each; then, if it overtook the first, it leads.
     """
 
     def __init__(self, decided: Decided, ended: Callable[[Contender], None]) -> None:

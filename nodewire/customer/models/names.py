@@ -9,24 +9,27 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
-from nodewire.config import ModelPin
 from nodewire.errors import Ambiguous, BadInput, NodewireError, NotFound, TooLarge
 from nodewire.market import Market, read_manifest
 from nodewire.nostr.event import Event
 from nodewire.nostr.nips import nip19
 from nodewire.nostr.nips.nip01 import Filter, newest_first
-from nodewire.nostr.pool import Pool
 from nodewire.protocol import kinds
 from nodewire.protocol.encoding import tags
 from nodewire.protocol.market.model_name import NADDR, name_in, skeleton
-from nodewire.protocol.market.snapshot import Snapshot
 from nodewire.protocol.model import manifest_event
 from nodewire.protocol.model.manifest import Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from nodewire.config import ModelPin
+    from nodewire.nostr.pool import Pool
+    from nodewire.protocol.market.snapshot import Snapshot
 
 FOLLOW_LIST = 3
 """NIP-02: whom a key follows, in `p` tags."""
@@ -61,10 +64,12 @@ class ModelAt:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A model that a name may mean. `bytes` are its weights', `price_msat` is a chunk's over all its tasks, of the
-    cheapest; None if it is not known, or no provider holds one of them. `mode` and `chunk` are the manifest's, empty
-    and 0 where that is not to be had. `resembles` is the address of a pinned or
-    followed model that has the same name, or one that looks alike. `fault` says why its manifest is not to be had.
+    """A model that a name may mean.
+
+    `bytes` are its weights', `price_msat` is a chunk's over all its tasks, of the cheapest; None if it is not known, or
+    no provider holds one of them. `mode` and `chunk` are the manifest's, empty and 0 where that is not to be had.
+    `resembles` is the address of a pinned or followed model that has the same name, or one that looks alike. `fault`
+    says why its manifest is not to be had.
     """
 
     address: str
@@ -284,7 +289,7 @@ class ModelNames:
         if self._unread > unread:
             raise TooLarge(
                 "follow list",
-                "a relay has one of this key (kind 3) that cannot be read: at most 128 KiB and 2,000 tags are."
+                "a relay has one of this key (kind 3) above 128 KiB or 2,000 tags, which is not read."
                 " Name models by their addresses, or pin them",
             )
         newest = min(lists, key=newest_first, default=None)
@@ -392,8 +397,10 @@ def _newest(events: Iterable[Event], name: str | None = None) -> list[Event]:
 
 
 def _held_parts(snapshot: Snapshot) -> Iterator[Sequence[str]]:
-    """The digests of what nodes hold, in parts that an answer has room for: those with the most bonds behind them
-    first, then the most nodes. What has no bond behind it is asked for apart, and so keeps nothing else out.
+    """The digests of what nodes hold, in parts that an answer has room for.
+
+    Those with the most bonds behind them come first, then the most nodes. What has no bond behind it is asked for
+    apart, and so keeps nothing else out.
     """
     weights: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for node in snapshot.nodes:

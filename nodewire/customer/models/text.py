@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from nodewire.errors import BadManifest, TooLarge
-from nodewire.protocol.model.manifest import Manifest
 from nodewire.protocol.model.text_rules import MAX_PROGRAM_BYTES, TextRules, text_rules
-from nodewire.public_record import PublicRecord
 from nodewire.text.detokenizer import MAX_TOKENIZER_BYTES, Detokenizer
+
+if TYPE_CHECKING:
+    from nodewire.protocol.model.manifest import Manifest
+    from nodewire.public_record import PublicRecord
 
 DRIVER = "decoder.driver"
 

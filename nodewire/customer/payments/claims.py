@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import TYPE_CHECKING
 
-from nodewire.core.job_task_group import JobTaskGroup
-from nodewire.customer.payments.job_payments import JobPayments
 from nodewire.errors import BadInput, NodewireError
-from nodewire.protocol.job.feedback import Feedback
+
+if TYPE_CHECKING:
+    from nodewire.core.job_task_group import JobTaskGroup
+    from nodewire.customer.payments.job_payments import JobPayments
+    from nodewire.protocol.job.feedback import Feedback
 
 _PAY_AGAIN_S = (0.2, 1.0, 3.0)
 log = logging.getLogger("nodewire.customer")

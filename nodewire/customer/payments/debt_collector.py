@@ -11,22 +11,26 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 from nodewire.core.bounded_dict import BoundedDict
 from nodewire.customer.payments import debts
-from nodewire.customer.payments.debts import ChunkDebt, DebtOutcome
 from nodewire.customer.payments.job_payments import JobPayments
 from nodewire.errors import BadInput, NodewireError
-from nodewire.nostr.event_transport import EventTransport
 from nodewire.nostr.nips.nip01 import Filter
-from nodewire.pay.accounts.debts import Debt, Key
-from nodewire.pay.accounts.payer import Payer
 from nodewire.protocol import kinds
 from nodewire.protocol.job import feedback
-from nodewire.protocol.job.feedback import Feedback
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from nodewire.customer.payments.debts import ChunkDebt, DebtOutcome
+    from nodewire.nostr.event_transport import EventTransport
+    from nodewire.pay.accounts.debts import Debt, Key
+    from nodewire.pay.accounts.payer import Payer
+    from nodewire.protocol.job.feedback import Feedback
 
 MAX_REMEMBERED = 256
 """Jobs whose late claims are still checked and paid."""
@@ -115,8 +119,9 @@ class Settler:
         self._over[request] = payments
 
     async def caught_up(self) -> None:
-        """Return when what earlier jobs left has been paid as far as it can be: at most `ROUND_S` after the first
-        purchase began.
+        """Return when what earlier jobs left has been paid as far as it can be.
+
+        That is at most `ROUND_S` after the first purchase began.
         """
         if self._begun.is_set():
             await self._caught_up.wait()
@@ -176,8 +181,10 @@ class Settler:
             group.create_task(self._pay_late(said, payments))
 
     def _tell(self, said: Feedback) -> None:
-        """Have a claim judged by plan and ledger. Without any debt of its job nothing is evident; and what more is owed
-        where a process died amid a job is judged once a process (`_catch_up`).
+        """Have a claim judged by plan and ledger.
+
+        Without any debt of its job nothing is evident; and what more is owed where a process died amid a job is judged
+        once a process (`_catch_up`).
         """
         booked = self._payer.debts_of(said.request)
         if not booked or not self._payer.has_ended(said.request):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from nodewire.customer.payments.job_payments import BEHIND_S
 from nodewire.errors import BadInput, NodewireError, NotFound, TimedOut
-from nodewire.nostr.event import Event
-from nodewire.nostr.event_transport import EventTransport
 from nodewire.nostr.nips import nip57
 from nodewire.nostr.nips.nip01 import Filter, newest_first
 from nodewire.pay.accounts import zaps
@@ -22,10 +20,17 @@ from nodewire.protocol import kinds
 from nodewire.protocol.job import feedback
 from nodewire.protocol.job import request as job
 from nodewire.protocol.job.chunk import AHEAD
-from nodewire.protocol.job.feedback import Feedback
-from nodewire.protocol.job.request import Request
 from nodewire.protocol.market import ad
 from nodewire.protocol.market.cached_price import may_be_due
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.event_transport import EventTransport
+    from nodewire.pay.accounts.payer import Payer
+    from nodewire.protocol.job.feedback import Feedback
+    from nodewire.protocol.job.request import Request
 
 MAX_BRIEFLY = 500
 """Feedback to a customer, the newest, in which claims are looked for beside a purchase."""
@@ -196,8 +201,9 @@ def _claims(events: Iterable[Event]) -> Iterable[Feedback]:
 
 
 def _unknown(claims: Iterable[Feedback], payer: Payer) -> dict[Key, Feedback]:
-    """Of a provider's claims for a chunk the one of the lowest attempt; none if the ledger has that chunk of its, by
-    whatever attempt: it is paid once.
+    """Of a provider's claims for a chunk the one of the lowest attempt.
+
+    None if the ledger has that chunk of its, by whatever attempt: it is paid once.
     """
     first: dict[tuple[str, str, int], Feedback] = {}
     for said in claims:

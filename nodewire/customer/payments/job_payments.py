@@ -6,28 +6,32 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from typing import TYPE_CHECKING
 
-from nodewire.customer.payments.purse import Purse
 from nodewire.customer.payments.rejected_frames import FrameRejection
 from nodewire.errors import BadInput, NodewireError
-from nodewire.nostr.event import Event
 from nodewire.pay.accounts.debts import Debt, JobBudget, Key
 from nodewire.pay.accounts.dues import NO_CREDIT, CreditTerms
 from nodewire.pay.accounts.payer import ZapTerms
 from nodewire.pay.bond.settlement import share_msat
 from nodewire.pay.lightning import lnurl
-from nodewire.pay.lightning.invoices import Invoice
-from nodewire.pay.lightning.lnurl import Fetch
 from nodewire.protocol.job.chunk import AHEAD, chunk_of
-from nodewire.protocol.job.feedback import Due, Feedback
-from nodewire.protocol.job.plan import Plan
-from nodewire.protocol.market.ad import Ad
 from nodewire.protocol.market.cached_price import WHOLE_PPM, due_msat
-from nodewire.protocol.model.manifest import Manifest
-from nodewire.protocol.tensors.frame import Array, Frame
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from nodewire.customer.payments.purse import Purse
+    from nodewire.nostr.event import Event
+    from nodewire.pay.lightning.invoices import Invoice
+    from nodewire.pay.lightning.lnurl import Fetch
+    from nodewire.protocol.job.feedback import Due, Feedback
+    from nodewire.protocol.job.plan import Plan
+    from nodewire.protocol.market.ad import Ad
+    from nodewire.protocol.model.manifest import Manifest
+    from nodewire.protocol.tensors.frame import Array, Frame
 
 AHEAD_S = 15
 """How far the clock of a provider may be ahead."""
@@ -131,8 +135,9 @@ class JobPayments:
         return max(self._closed, default=-1) + 1 if self._closed is not None else self._delivered + 1
 
     def count_owed(self) -> int:
-        """How many chunks are owed, all that were before them included: of a generation those that its driver closed,
-        else those that have come.
+        """How many chunks are owed, all that were before them included.
+
+        Of a generation they are those that its driver closed, else those that have come.
         """
         closed = self._closed
         return next(n for n in count() if (n not in closed if closed is not None else not self._may_pay(n)))
@@ -158,8 +163,9 @@ class JobPayments:
             self._changed.notify_all()
 
     async def close(self) -> None:
-        """No more output is taken, whatever has come: of a generation all that is closed may be paid (see
-        `count_owed`).
+        """No more output is taken, whatever has come.
+
+        Of a generation all that is closed may be paid (see `count_owed`).
         """
         async with self._changed:
             self._is_over = True
@@ -321,8 +327,9 @@ class JobPayments:
         return {p for p in self._plan.providers() if self._plan.price_msat(p)}
 
     async def claims_settled(self, gone: Collection[str]) -> None:
-        """Return when every claim for a chunk that has come is paid, or a payment failed; those of who is `gone` are
-        not waited for.
+        """Return when every claim for a chunk that has come is paid, or a payment failed.
+
+        Those of who is `gone` are not waited for.
         """
         async with self._changed:
             await self._changed.wait_for(lambda: self.failed or not self._unpaid_claims(gone))
@@ -382,8 +389,9 @@ class JobPayments:
         return self._most_units if chunk == 0 else 1
 
     def _owed_to_others(self, provider: str, is_more: bool) -> int:
-        """The budget that stays with others where a provider claims more than the driver's first close: in msat, the
-        price by that close of all chunks that they have not been paid.
+        """The budget that stays with others where a provider claims more than the driver's first close.
+
+        It is in msat, the price by that close of all chunks that they have not been paid.
         """
         if not is_more or self._closed is None:
             return 0

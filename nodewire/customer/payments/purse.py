@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from nodewire.pay.accounts.payer import Payer
+if TYPE_CHECKING:
+    from nodewire.pay.accounts.payer import Payer
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,28 +9,34 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nodewire.customer.payments.job_payments import ZapPayment
 from nodewire.customer.payments.receipts import ZapReceipts, receipts_for
-from nodewire.customer.payments.refunds import Refunds
 from nodewire.errors import BadInput, NodewireError, NotFound
-from nodewire.market import Market
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip57
 from nodewire.nostr.nips.nip01 import Filter
 from nodewire.nostr.pool import Pool
-from nodewire.pay.accounts.debts import Debt
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.protocol import kinds
 from nodewire.protocol.job import feedback, receipt
 from nodewire.protocol.job import request as job
-from nodewire.protocol.job.feedback import Feedback
 from nodewire.protocol.job.receipt import Closing, FinalChunk, Receipt
-from nodewire.protocol.job.request import Request
 from nodewire.verify.finality import Finality, final_claims
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from nodewire.customer.payments.refunds import Refunds
+    from nodewire.market import Market
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
+    from nodewire.nostr.pool import Pool
+    from nodewire.pay.accounts.debts import Debt
+    from nodewire.pay.accounts.ledger import Ledger
+    from nodewire.protocol.job.feedback import Feedback
+    from nodewire.protocol.job.request import Request
 
 COMMIT_EPOCHS = 3
 """So many epochs after the one in which the last paid claim was made, a closing waits for their certificates: until the
@@ -52,8 +58,9 @@ class FinalReceipts:
 
 
 class Closings:
-    """`under_way` are the jobs that are not over, and left alone. What was paid and never certified is complained of
-    to `refunds`.
+    """`under_way` are the jobs that are not over, and left alone.
+
+    What was paid and never certified is complained of to `refunds`.
     """
 
     def __init__(
@@ -184,8 +191,10 @@ class Closings:
         return found
 
     async def _records(self, request: str) -> _Records:
-        """What its providers and this customer have said; anybody else may say anything about a public request. The
-        claims that receipts name are asked for by their ids: whoever made one may put any number of events before it.
+        """What its providers and this customer have said; anybody else may say anything about a public request.
+
+        The claims that receipts name are asked for by their ids: whoever made one may put any number of events before
+        it.
         """
         about = {"e": frozenset({request})}
         own = Filter(kinds=frozenset({kinds.RECEIPT}), authors=frozenset({self._keys.public}), tags=about)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from nodewire.customer.payments.job_payments import ZapPayment
 from nodewire.errors import BadZap, NodewireError
-from nodewire.nostr.event import Event
 from nodewire.nostr.nips import nip57
 from nodewire.pay.accounts import zaps
 from nodewire.protocol.job.plan import Plan
 from nodewire.protocol.job.receipt import MAX_CHUNKS, PaidChunk, Receipt
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodewire.customer.payments.job_payments import ZapPayment
+    from nodewire.nostr.event import Event
+    from nodewire.protocol.job.plan import Plan
 
 MAX_ZAP_RECEIPTS = 16_384
 """Read of one provider."""
@@ -21,8 +26,9 @@ log = logging.getLogger("nodewire.customer")
 
 
 class ZapReceipts:
-    """What the providers of one job published as receipts (kind 9735). Each is checked once, as it comes: a provider
-    may publish any number of false ones, and only ids are kept.
+    """What the providers of one job published as receipts (kind 9735).
+
+    Each is checked once, as it comes: a provider may publish any number of false ones, and only ids are kept.
     """
 
     def __init__(self, network: str) -> None:

@@ -8,18 +8,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadInput, NodewireError, NotFound
-from nodewire.market import Market
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips.nip01 import Filter
-from nodewire.nostr.pool import Pool
-from nodewire.pay.bond.bond_holder import BondHolder
 from nodewire.protocol import kinds
 from nodewire.protocol.verification import complaint
-from nodewire.protocol.verification.complaint import Complaint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nodewire.market import Market
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
+    from nodewire.nostr.pool import Pool
+    from nodewire.pay.bond.bond_holder import BondHolder
+    from nodewire.protocol.verification.complaint import Complaint
 
 ASKED_EPOCHS = 64
 """How old a complaint may be whose refund is still asked for."""

@@ -6,13 +6,17 @@ says that the customer is at fault may lie, too: then what is bought anew is wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadFrame, LinkLost, NodeFailed, NodewireError, PaymentRequired, TimedOut
-from nodewire.protocol.job.feedback import Feedback
 from nodewire.protocol.job.frame_refusal import suspects
 from nodewire.protocol.job.plan import LOCAL
-from nodewire.protocol.model.manifest import Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodewire.protocol.job.feedback import Feedback
+    from nodewire.protocol.model.manifest import Manifest
 
 
 class FrameRejection(BadFrame):
@@ -39,8 +43,9 @@ def is_one_word(error: NodewireError) -> bool:
 
 
 def reported(said: Feedback, manifest: Manifest, now: Mapping[str, str]) -> FrameRejection | None:
-    """What a provider's bad-frame means, with `now` every task's provider; None if it gets the customer's frames alone,
-    or names an edge on which those came: then it is the customer's fault.
+    """What a provider's bad-frame means, with `now` every task's provider.
+
+    None if it gets the customer's frames alone, or names an edge on which those came: then it is the customer's fault.
     """
     producers = suspects(manifest, now, said.provider, said.edge)
     if not producers:
@@ -51,8 +56,9 @@ def reported(said: Feedback, manifest: Manifest, now: Mapping[str, str]) -> Fram
 
 
 def rejection_of(error: BadFrame, edge: str, manifest: Manifest, now: Mapping[str, str]) -> FrameRejection | None:
-    """What it means that this customer, or a task that runs here, cannot use a frame on `edge`; None if no provider
-    made it.
+    """What it means that this customer, or a task that runs here, cannot use a frame on `edge`.
+
+    None if no provider made it.
     """
     source = next((one.source for one in manifest.edges if one.name == edge), None)
     producer = now.get(source, LOCAL) if source is not None else LOCAL

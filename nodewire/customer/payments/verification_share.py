@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 from itertools import count
+from typing import TYPE_CHECKING
 
-from nodewire.customer.payments.job_payments import JobPayments
-from nodewire.customer.payments.purse import Purse
 from nodewire.errors import NodewireError
 from nodewire.pay.accounts.debts import Debt, Key
 from nodewire.pay.accounts.payer import ZapTerms
 from nodewire.pay.bond.bond_holder import BondHolder
 from nodewire.pay.bond.settlement import share_msat
 from nodewire.pay.lightning import lnurl
-from nodewire.protocol.job.plan import Plan
+
+if TYPE_CHECKING:
+    from nodewire.customer.payments.job_payments import JobPayments
+    from nodewire.customer.payments.purse import Purse
+    from nodewire.pay.bond.bond_holder import BondHolder
+    from nodewire.protocol.job.plan import Plan
 
 log = logging.getLogger("nodewire.customer")
 

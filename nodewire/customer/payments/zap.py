@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import orjson
 
 from nodewire.errors import BadInput, NotFound
-from nodewire.nostr.event import Event
-from nodewire.nostr.event_transport import EventTransport
 from nodewire.nostr.nips import nip19
 from nodewire.nostr.nips.nip01 import Filter, newest_first
 from nodewire.nostr.nips.nip19 import Naddr
@@ -17,6 +15,12 @@ from nodewire.nostr.nips.nip57 import Share
 from nodewire.pay.accounts.splits import SplitZap, shares_of
 from nodewire.pay.lightning import lnurl
 from nodewire.protocol.market import ad
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.event_transport import EventTransport
 
 PROFILE = 0
 _PREFIXES = ("note1", "nevent1", "naddr1")

@@ -8,12 +8,16 @@ planned with again, and only who fails then anew is passed over for twice as man
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from nodewire.protocol.committee.committee import Committee
 from nodewire.protocol.job.plan import MAX_EXCLUDED
-from nodewire.protocol.market.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from nodewire.protocol.committee.committee import Committee
+    from nodewire.protocol.market.snapshot import Snapshot
 
 MOST_DOUBLED = 5
 KEPT_EPOCHS = 64

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nodewire.customer.planning.failed_providers import FailedProviders
 from nodewire.errors import NoProvider, OverBudget
-from nodewire.market import Market
-from nodewire.nostr.event import Event
 from nodewire.pay.bond.settlement import job_share_ppm
 from nodewire.plan.assign import Busy, CertifiedEpoch, assign
 from nodewire.plan.codec import Link, Predict, Wish, codecs, predicted
-from nodewire.plan.epoch import Epoch
 from nodewire.protocol.job.plan import MAX_EXCLUDED, Plan, Terms
-from nodewire.protocol.market.ad import Ad
-from nodewire.protocol.market.snapshot import Node, Snapshot
-from nodewire.protocol.model.manifest import Manifest
-from nodewire.wire.measure.link_health import Health
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from nodewire.market import Market
+    from nodewire.nostr.event import Event
+    from nodewire.plan.epoch import Epoch
+    from nodewire.protocol.market.ad import Ad
+    from nodewire.protocol.market.snapshot import Node, Snapshot
+    from nodewire.protocol.model.manifest import Manifest
+    from nodewire.wire.measure.link_health import Health
 
 PATIENCE_EPOCHS = 3
 """How many further epochs may bring a provider for a task that has none."""
@@ -83,9 +86,10 @@ class MarketPlanner:
     async def draw(
         self, manifest: Manifest, terms: Terms, *, busy: Sequence[Busy], wish: Wish | None, patience: int
     ) -> Draw:
-        """The plan that the newest epoch gives after those that `busy` have refused. What a `wish` narrows comes into
-        its terms, beside the edges that `terms` name themselves, by what is known of links. Who has failed lately is
-        left out where there is a plan without them.
+        """The plan that the newest epoch gives after those that `busy` have refused.
+
+        What a `wish` narrows comes into its terms, beside the edges that `terms` name themselves, by what is known of
+        links. Who has failed lately is left out where there is a plan without them.
 
         Raises:
             NoQuorum: no epoch was certified in time.
@@ -117,8 +121,9 @@ class MarketPlanner:
     def _planned(
         self, manifest: Manifest, terms: Terms, epoch: Epoch, snapshot: Snapshot, busy: Sequence[Busy]
     ) -> tuple[Plan, dict[str, Ad]]:
-        """The plan of an epoch and its members' ads, without those who have failed lately, or else with them. Raises as
-        `assign`.
+        """The plan of an epoch and its members' ads, without those who have failed lately, or else with them.
+
+        Raises as `assign`.
         """
         avoiding = _avoiding(terms, self._gone.now(snapshot))
         under = partial(

@@ -8,17 +8,20 @@ within its bytes. The other is that a text under a JSON schema is whole: it is J
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from nodewire.customer.models.text import ModelText
 from nodewire.customer.tokens.logprobs import Likely, likely_of
 from nodewire.customer.tokens.token_chunk import Piece, only
 from nodewire.errors import BadFrame
-from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.text.stream import TextStream, text_after
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nodewire.customer.models.text import ModelText
+    from nodewire.protocol.tensors.frame import Array, Frame
 
 Reason = Literal["", "eos", "stop", "length"]
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from nodewire.customer.tokens.logprobs import Likely
 from nodewire.errors import BadFrame
-from nodewire.protocol.tensors.frame import Array, Frame
+
+if TYPE_CHECKING:
+    from nodewire.customer.tokens.logprobs import Likely
+    from nodewire.protocol.tensors.frame import Array, Frame
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from aiohttp import web
 
 from nodewire.customer.api import MAX_PROMPT_BYTES
-from nodewire.customer.tokens.token_chunk import Piece
 from nodewire.errors import BadInput, NodewireError, OverBudget, TooLarge, Unsupported
-from nodewire.gateway.config import KeyConfig, ModelConfig
-from nodewire.gateway.counters import Figures
-from nodewire.gateway.desk import Answer, Desk
 from nodewire.gateway.openai import logprobs
-from nodewire.gateway.openai.fields import StreamOptions
 from nodewire.gateway.openai.refusals import HEADERS, Refusal, bad_request, error_body
 from nodewire.gateway.openai.replies import Calls, Finish, Reply, Usage
 from nodewire.gateway.openai.toolcalls import ToolCalls
-from nodewire.gateway.port import Offer
 from nodewire.net.connection_limits import origin_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from nodewire.customer.tokens.token_chunk import Piece
+    from nodewire.gateway.config import KeyConfig, ModelConfig
+    from nodewire.gateway.counters import Figures
+    from nodewire.gateway.desk import Answer, Desk
+    from nodewire.gateway.openai.fields import StreamOptions
+    from nodewire.gateway.port import Offer
 
 _FINISHES: dict[str, Finish] = {"eos": "stop", "stop": "stop", "length": "length"}
 READ_S = 30.0
@@ -144,8 +147,9 @@ async def generate(request: web.Request, desk: Desk, figures: Figures, wanted: C
 
 
 class _EventStream:
-    """An answer as server-sent events: the first goes out when something has come, so that what fails before is an
-    error with a status.
+    """An answer as server-sent events: the first goes out when something has come.
+
+    So what fails before is an error with a status.
     """
 
     def __init__(

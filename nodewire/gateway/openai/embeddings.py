@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import base64
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import orjson
 from aiohttp import web
 
-from nodewire.gateway.config import KeyConfig, ModelConfig
-from nodewire.gateway.counters import Figures
-from nodewire.gateway.desk import Desk
-from nodewire.gateway.openai.fields import Body
 from nodewire.gateway.openai.refusals import bad_request, unsupported
 from nodewire.gateway.openai.replies import Usage
-from nodewire.gateway.port import Offer
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from nodewire.gateway.config import KeyConfig, ModelConfig
+    from nodewire.gateway.counters import Figures
+    from nodewire.gateway.desk import Desk
+    from nodewire.gateway.openai.fields import Body
+    from nodewire.gateway.port import Offer
 
 OWN = frozenset({"input", "encoding_format"})
 MAX_TEXTS = 1_024

@@ -166,8 +166,9 @@ def asked(body: Body, own: frozenset[str], *, generates: bool = True) -> Request
 
 
 def _params(body: Body) -> tuple[dict[str, Any], dict[str, str]]:
-    """The job's parameters, and the fields that they are from. OpenAI's defaults: a temperature of 1, and a seed of its
-    own for each request.
+    """The job's parameters, and the fields that they are from.
+
+    OpenAI's defaults: a temperature of 1, and a seed of its own for each request.
     """
     found: dict[str, Any] = {}
     names: dict[str, str] = {}

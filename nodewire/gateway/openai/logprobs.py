@@ -6,11 +6,13 @@ they were made. `bytes` is null where a token is not whole characters: its own b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nodewire.customer.tokens.logprobs import Likely
-from nodewire.customer.tokens.token_chunk import Piece
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from nodewire.customer.tokens.logprobs import Likely
+    from nodewire.customer.tokens.token_chunk import Piece
 
 Logprobs = dict[str, Any] | None
 _UNFINISHED = "\ufffd"

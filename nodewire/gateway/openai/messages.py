@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from nodewire.chat import RESERVED
-from nodewire.gateway.openai.fields import Body
 from nodewire.gateway.openai.refusals import bad_request, unsupported
-from nodewire.protocol.model.chat_template import ChatTemplate
+
+if TYPE_CHECKING:
+    from nodewire.gateway.openai.fields import Body
+    from nodewire.protocol.model.chat_template import ChatTemplate
 
 MAX_MESSAGES, MAX_TOOLS, MAX_CALLS = 2_048, 128, 128
 VARIABLES = "chat_template_kwargs"

@@ -8,9 +8,10 @@ from __future__ import annotations
 import secrets
 import time
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from nodewire.gateway.openai.logprobs import Logprobs
+if TYPE_CHECKING:
+    from nodewire.gateway.openai.logprobs import Logprobs
 
 Finish = Literal["stop", "length", "tool_calls"]
 Calls = list[dict[str, Any]]

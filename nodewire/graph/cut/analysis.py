@@ -5,12 +5,15 @@ Nodes are numbers here, in the program's own order, which is topological.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from nodewire.graph.program.format import Node, Output, Program
 from nodewire.graph.program.format import refs as refs_of
 from nodewire.graph.program.whitelist import Ref
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
 
 FREE_WEIGHT_BYTES = 4_096
 """Recomputing a node is cheaper than shipping it while the weights behind it are no more than this (rotary tables)."""

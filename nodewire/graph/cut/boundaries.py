@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nodewire.graph.cut.analysis import Flow
 from nodewire.graph.cut.courses import Course, Layout
 from nodewire.graph.cut.cut import MAX_CROSSING, BoundaryTensor, Chain, Step
 from nodewire.graph.program.format import DTYPES, Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nodewire.graph.cut.analysis import Flow
 
 _SENT = frozenset(DTYPES.values())
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-
-import torch
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadTask
-from nodewire.graph.cut.analysis import Flow
 from nodewire.graph.program.format import Input, Output, Program, Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import torch
+
+    from nodewire.graph.cut.analysis import Flow
 
 _RESHAPES = frozenset(("aten.reshape.default", "aten.flatten.using_ints", "aten.squeeze.dim", "aten.unsqueeze.default"))
 

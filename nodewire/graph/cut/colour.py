@@ -6,7 +6,10 @@ along edges, so groups of them never depend on each other in a circle.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 
 def groups(colours: Sequence[int], users: Sequence[Sequence[int]], heavy: Mapping[int, bool]) -> list[list[int]]:

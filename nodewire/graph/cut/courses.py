@@ -7,10 +7,9 @@ the same rules, and agree to the byte.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +19,9 @@ from nodewire.graph.program.liveness import Type, flops_of
 from nodewire.graph.program.result_rules import by_rule
 from nodewire.graph.program.whitelist import OPS, Op, Ref
 from nodewire.graph.program.workspace import workspace_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping, Sequence
 
 _HOLE = "a reference"
 
@@ -48,8 +50,10 @@ _NOWHERE = -1
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """A program's course at given sizes. Storage s takes `storage_bytes[s]` from node `born[s]` to node `dies[s]`, or
-    to the end, which comes after the last; `copied_bytes` is what contiguous copies of the outputs take there.
+    """A program's course at given sizes.
+
+    Storage s takes `storage_bytes[s]` from node `born[s]` to node `dies[s]`, or to the end, which comes after the last;
+    `copied_bytes` is what contiguous copies of the outputs take there.
 
     Values count inputs first, then nodes.
     """

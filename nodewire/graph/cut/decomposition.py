@@ -12,11 +12,9 @@ Nothing is run or walked here: all sizes follow from types (`courses`). Who writ
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-
-import torch
+from typing import TYPE_CHECKING
 
 from nodewire.errors import OverMemory
 from nodewire.graph.cut.analysis import FREE_WEIGHT_BYTES, Flow, flow, with_own_outputs
@@ -28,11 +26,17 @@ from nodewire.graph.cut.experts import RewrittenProgram, mixtures, rewrite
 from nodewire.graph.cut.rows import EMBEDDING, LINEAR, RowRange, RowSplit, split_rows
 from nodewire.graph.cut.segments import Segment, segments
 from nodewire.graph.program.collector_pause import uncollected
-from nodewire.graph.program.format import Program, Shape
 from nodewire.graph.program.liveness import corners, weight_bytes
 from nodewire.graph.program.verification import VerifiedProgram
 from nodewire.graph.program.whitelist import Ref
 from nodewire.protocol.encoding.byte_sizes import at_least, in_units
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    import torch
+
+    from nodewire.graph.program.format import Program, Shape
 
 DRIVER = "driver"
 _ASIDE = ("embed", "rows", "experts")

@@ -8,7 +8,10 @@ whatever lies between two neighbours on it is entered through the one and left t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ROOT = -1
 

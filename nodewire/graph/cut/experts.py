@@ -13,14 +13,16 @@ rows. Sums over a row's experts run in another order than in the whole model, so
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.graph.cut.rows import RowRange
 from nodewire.graph.program.format import SOME, Node, Program, Shape, Weight, refs, replace_refs
 from nodewire.graph.program.normalization import without_unused
 from nodewire.graph.program.whitelist import SCATTER, SELECT, Ref
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
 
 _GATHER, _BMM, _ADD = "aten.index.Tensor", "aten.bmm.default", "aten.add.Tensor"
 _SUM = "aten.sum.dim_IntList"

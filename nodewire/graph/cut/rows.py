@@ -10,11 +10,14 @@ beside each other. How a library sums up one column may depend on how many there
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from nodewire.graph.program.format import Node, Program, Shape, Weight
 from nodewire.graph.program.whitelist import Ref
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 EMBEDDING, LINEAR = "aten.embedding.default", "aten.linear.default"
 

@@ -6,12 +6,16 @@ parted, the projections of one attention layer are not.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nodewire.graph.cut import colour
-from nodewire.graph.cut.analysis import Flow
 from nodewire.graph.cut.dominators import branches, main_line
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence, Set
+
+    from nodewire.graph.cut.analysis import Flow
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -27,6 +26,9 @@ from nodewire.protocol.encoding.byte_sizes import in_units
 from nodewire.protocol.model.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
 from nodewire.weights.blob_folder import blobs_in
 from nodewire.weights.tensorfile import AssembledTensor, StoredTensor, elements
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SHARED_BYTES = 2**20
 """Below, a weight of several tasks is copied into each of them."""

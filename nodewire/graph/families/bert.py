@@ -5,8 +5,7 @@ Needs the extra `nodewire[register]`; only registration imports it, never a work
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -17,6 +16,9 @@ from nodewire.graph.families.encoder_directory import AFTER_PADDING, EncoderDire
 from nodewire.graph.program.format import Input
 from nodewire.weights.directory import stored_tensors
 from nodewire.weights.tensorfile import AssembledTensor, read
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 BATCH, SEQUENCE = "batch", "sequence"
 IDS, MASK = "input_ids", "attention_mask"
@@ -120,8 +122,9 @@ def model_of(settings: Any) -> Any:
 
 
 def build(directory: EncoderDirectory) -> tuple[SentenceEncoder, dict[str, torch.Tensor]]:
-    """The module without weights (on the meta device), in float32, and the values of what is no weight. Raises as
-    `config`.
+    """The module without weights (on the meta device), in float32, and the values of what is no weight.
+
+    Raises as `config`.
     """
     settings = config(directory)
     with taken(), torch.device("meta"):

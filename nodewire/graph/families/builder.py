@@ -7,14 +7,16 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from nodewire.errors import BadConfig, BadInput, NodewireError, Unsupported
 from nodewire.graph.families.inputs import ANY, LARGEST, Largest, widened
 from nodewire.graph.families.table import ARCHITECTURES, Family
-from nodewire.graph.trace.examples import Signature
+
+if TYPE_CHECKING:
+    from nodewire.graph.trace.examples import Signature
 
 _EXPERTS = "batched_mm"
 """The one implementation of experts that is made of tensors' operators alone."""

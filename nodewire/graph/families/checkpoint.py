@@ -8,13 +8,15 @@ cuts one into parts of the same size that stand above each other.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadInput, Unsupported
 from nodewire.weights.tensorfile import StoredTensor, elements
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 
 class Checkpoint:

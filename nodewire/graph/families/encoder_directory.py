@@ -41,8 +41,9 @@ class EncoderDirectory:
 
 
 def read(path: Path, *, is_dry: bool = False) -> EncoderDirectory:
-    """What the directory at `path` says. For a dry run it may be without weights, and without a tokenizer, which is
-    empty then.
+    """What the directory at `path` says.
+
+    For a dry run it may be without weights, and without a tokenizer, which is empty then.
 
     Raises:
         NotFound: a file is missing.

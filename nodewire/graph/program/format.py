@@ -16,9 +16,8 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,6 +26,9 @@ from nodewire.graph.program.whitelist import Ref, check_call
 from nodewire.protocol.encoding import canonical
 from nodewire.protocol.tensors.frame import MAX_RANK
 from nodewire.taskgraph.program import MAX_BYTES, MAX_DIMS, MAX_NODES, MAX_PORTS, MAX_VALUES, VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 MAX_SIZE = 2**40
 MAX_ELEMENTS = 2**44

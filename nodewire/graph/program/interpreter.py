@@ -190,8 +190,9 @@ def _check_dtypes(node: Node, op: Op, given: Mapping[str, Value]) -> None:
 
 
 def _check_python(node: Node, op: Op, given: Mapping[str, Value]) -> None:
-    """Python's operators take what they are given: a list times 10^12 is a list of 10^12, and a product of tensors has
-    passed no check of ours.
+    """Python's operators take what they are given.
+
+    A list times 10^12 is a list of 10^12, and a product of tensors has passed no check of ours.
     """
     if op.name == "py.getitem":
         if type(given["a0"]) is not list:
@@ -297,8 +298,10 @@ def is_shaped(found: Sequence[int], declared: Shape, sizes: Mapping[str, int]) -
 
 
 def check_dims(program: Program, dims: Mapping[str, int]) -> None:
-    """Raises TooLarge, naming the dim. A dim may be 0: what comes on an empty edge, such as that to an expert which was
-    not selected, is computed like the rest.
+    """Raises TooLarge, naming the dim.
+
+    A dim may be 0: what comes on an empty edge, such as that to an expert which was not selected, is computed like the
+    rest.
     """
     volume = 1
     for name, size in dims.items():

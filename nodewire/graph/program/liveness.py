@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
+from typing import TYPE_CHECKING
 
 import torch
 
 from nodewire.errors import BadTask, OverMemory, TooLarge
 from nodewire.graph.program.format import MAX_SIZE, SOME, Node, Program
 from nodewire.graph.program.interpreter import Interpreter, Value
-from nodewire.graph.program.whitelist import Op
 from nodewire.graph.program.workspace import workspace_bytes
 from nodewire.protocol.tensors.frame import MAX_RANK
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nodewire.graph.program.whitelist import Op
 
 MAX_MADE = 65_536
 """Tensors that a stranger's program may make, the pieces of its splits among them."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from nodewire.graph.program.format import Program
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nodewire.graph.program.format import Program
 
 
 def origins(program: Program) -> dict[str, frozenset[str]]:

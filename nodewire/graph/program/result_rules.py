@@ -7,12 +7,14 @@ and a test holds every rule against it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from nodewire.graph.program.whitelist import Op
 from nodewire.graph.program.workspace import ATTENTION, is_flash
+
+if TYPE_CHECKING:
+    from nodewire.graph.program.whitelist import Op
 
 Given = Mapping[str, Any]
 

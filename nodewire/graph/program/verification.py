@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadTask, TooLarge
 from nodewire.graph.program.format import DTYPES, MAX_SIZE, NAMES, Program, Weight
 from nodewire.graph.program.liveness import corners, walk, weight_bytes
 from nodewire.protocol.tensors.frame import MAX_RANK
 from nodewire.protocol.tensors.safetensors_dtypes import DTYPE_OF
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
 
 MAX_HEADER_BYTES = 8 * 2**20
 MAX_VERIFY_S = 12.0

@@ -9,14 +9,16 @@ is its output, which the meta device computes without allocating. In-place and `
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from nodewire.errors import BadTask
 from nodewire.graph.program.dispatch import scatter_rows, select_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
 
 MAX_INT = 2**63 - 1
 MAX_LIST = 256

@@ -305,8 +305,9 @@ def _convolution(given: Given, results: Sequence[torch.Tensor], threads: int) ->
 
 
 def _transposed(given: Given, results: Sequence[torch.Tensor], threads: int) -> int:
-    """Columns in float32, or oneDNN's blocked copies and its own buffers. Columns are an image's, unless oneDNN takes
-    no such padding, or might not take the dtype: then they are all images'.
+    """Columns in float32, or oneDNN's blocked copies and its own buffers.
+
+    Columns are an image's, unless oneDNN takes no such padding, or might not take the dtype: then they are all images'.
     """
     operand, weight, result = given["input"], given["weight"], results[0]
     padded, steps = (_many(given.get(name, default)) for name, default in (("output_padding", 0), ("stride", 1)))

@@ -9,10 +9,8 @@ no pooling, so a convolution is the sum of products that it is, over the shifted
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,11 +22,16 @@ from nodewire.graph.cut.writer import write_run
 from nodewire.graph.program.format import Input, Node, Output, Program, Shape, Weight
 from nodewire.graph.program.verification import verify
 from nodewire.graph.program.whitelist import Ref
-from nodewire.kind import Registration
 from nodewire.protocol.model.families import Cnn, Family, Linear, Mlp
 from nodewire.training.protocol.recipe import Recipe
 from nodewire.weights.directory import SINGLE, stored_if_any, stored_tensors
-from nodewire.weights.tensorfile import StoredTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from nodewire.kind import Registration
+    from nodewire.weights.tensorfile import StoredTensor
 
 WEIGHTS, RECIPE = SINGLE, "recipe.json"
 ROWS, X, SCORES = "rows", "x", "scores"

@@ -5,13 +5,9 @@ Of its safetensors files only headers are read before the cut is made; then thei
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-
-from nodewire.graph.cut.writer import Parts
 from nodewire.graph.families import encoder_directory
 from nodewire.graph.families.builder import BuiltModel, build
 from nodewire.graph.families.checkpoint import Checkpoint
@@ -19,11 +15,19 @@ from nodewire.graph.families.inputs import LARGEST, Largest
 from nodewire.graph.registration import parity
 from nodewire.graph.registration.register import USUAL, TaskOptions, split, volume
 from nodewire.graph.registration.streamed_weights import StreamedWeights
-from nodewire.graph.trace.reader import TracedModel
 from nodewire.graph.trace.trace import trace
-from nodewire.kind import Registration, Say
 from nodewire.weights.directory import SINGLE, stored_if_any, stored_tensors
-from nodewire.weights.tensorfile import StoredTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    import torch
+
+    from nodewire.graph.cut.writer import Parts
+    from nodewire.graph.trace.reader import TracedModel
+    from nodewire.kind import Registration, Say
+    from nodewire.weights.tensorfile import StoredTensor
 
 
 def split_directory(

@@ -7,11 +7,8 @@ Of a call's `volume` (decomposition.py) the largest is `max_batch` x positions, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadInput
 from nodewire.graph.cut.decomposition import DRIVER, Decomposition, decompose
@@ -19,7 +16,6 @@ from nodewire.graph.cut.writer import Writer, pieces, report
 from nodewire.graph.encoder import MAX_TEXTS_BYTES, TEXTS, DriverProgram
 from nodewire.graph.families import bert, encoder_directory
 from nodewire.graph.families.checkpoint import Checkpoint
-from nodewire.graph.families.encoder_directory import EncoderDirectory
 from nodewire.graph.program.normalization import normalize
 from nodewire.graph.registration import parity
 from nodewire.graph.registration.streamed_weights import StreamedWeights
@@ -28,7 +24,15 @@ from nodewire.graph.trace.trace import trace
 from nodewire.kind import Registration, TaskSize
 from nodewire.protocol.model.manifest import CUSTOMER, Edge, Manifest, Task, Tensor
 from nodewire.weights.directory import SINGLE, stored_if_any, stored_tensors
-from nodewire.weights.tensorfile import StoredTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import torch
+
+    from nodewire.graph.families.encoder_directory import EncoderDirectory
+    from nodewire.weights.tensorfile import StoredTensor
 
 VECTORS = "vectors"
 _DRIVER_BYTES = 8 * 2**20

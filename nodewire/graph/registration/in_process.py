@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file
 
 from nodewire.graph.program.format import Program
 from nodewire.graph.program.interpreter import Interpreter, bind
-from nodewire.kind import Registration
 from nodewire.protocol.model.manifest import Manifest, Task
+
+if TYPE_CHECKING:
+    from nodewire.kind import Registration
 
 Tensors = Mapping[str, torch.Tensor]
 Call = Callable[[Task, Interpreter, Tensors, Mapping[str, int]], Tensors]

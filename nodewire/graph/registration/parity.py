@@ -10,17 +10,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 
 from nodewire.errors import BadTask, NodewireError
 from nodewire.graph.program.collector_pause import uncollected
 from nodewire.graph.registration import in_process
-from nodewire.graph.registration.streamed_weights import StreamedWeights
 from nodewire.graph.trace.examples import Signature, named_tensors
 from nodewire.graph.trace.module_state import ModuleState
-from nodewire.kind import Registration
 from nodewire.taskgraph.program import GraphProgram
+
+if TYPE_CHECKING:
+    from nodewire.graph.registration.streamed_weights import StreamedWeights
+    from nodewire.kind import Registration
 
 Tensors = Mapping[str, torch.Tensor]
 Eager = Callable[[Tensors], Tensors]

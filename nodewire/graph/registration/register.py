@@ -8,32 +8,35 @@ made = nodewire.register(model, [{"x": torch.zeros(1, 64)}, {"x": torch.zeros(8,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadInput, BadTask, NotFound, OverMemory
 from nodewire.graph.cut.carve import DERIVED
 from nodewire.graph.cut.decomposition import decompose
 from nodewire.graph.cut.experts import mixtures
 from nodewire.graph.cut.writer import Parts, write_run
-from nodewire.graph.program.format import Program
 from nodewire.graph.program.normalization import normalize
 from nodewire.graph.program.whitelist import OPS
 from nodewire.graph.registration import parity
 from nodewire.graph.trace.diagnosis import unlisted
 from nodewire.graph.trace.examples import BATCH, Axes, Signature, several, signature, tensors_of
 from nodewire.graph.trace.places import Place
-from nodewire.graph.trace.reader import TracedModel
 from nodewire.graph.trace.trace import trace
-from nodewire.kind import Registration, Say
 from nodewire.protocol.encoding.byte_sizes import parse_size
 from nodewire.protocol.encoding.schema import Label, Name, Schema
 from nodewire.weights.blob_folder import MANIFEST
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch
+
+    from nodewire.graph.program.format import Program
+    from nodewire.graph.trace.reader import TracedModel
+    from nodewire.kind import Registration, Say
 
 SMALLER = "smaller calls need less"
 _UNCUT = "give it an input's size before another branch takes it, by a mean, a slice or a reshape"
@@ -138,8 +141,9 @@ def split(
     options: TaskOptions,
     say: Say = lambda _: None,
 ) -> Registration:
-    """A traced model as a manifest of mode "run" and its blobs; without `out` and `parts` as `write_run` has it. Raises
-    as `register`.
+    """A traced model as a manifest of mode "run" and its blobs; without `out` and `parts` as `write_run` has it.
+
+    Raises as `register`.
     """
     whole, expert_groups = normalized(traced, options.slots), options.expert_groups
     if expert_groups < 1:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from nodewire.graph.cut.writer import Parts
 from nodewire.weights.tensorfile import AssembledTensor, read
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from nodewire.graph.cut.writer import Parts
 
 _PLAIN = tuple(getattr(torch.Tensor, name).__get__ for name in ("dtype", "shape", "ndim", "is_cuda", "requires_grad"))
 """What is asked of a tensor without its values."""

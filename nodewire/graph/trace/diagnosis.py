@@ -8,13 +8,16 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch.export.graph_signature import InputKind
 
 from nodewire.errors import BadInput, BadTask
-from nodewire.graph.trace.guards import Guard
 from nodewire.graph.trace.places import Place, own, parts_of, raised, traced
+
+if TYPE_CHECKING:
+    from nodewire.graph.trace.guards import Guard
 
 _DATA_DEPENDENT = "it branches on a tensor's value, or makes a tensor as large as its values say: use torch.where"
 _NUMBER = "it makes a number of a tensor's value (float, int, item, tolist): compute with the tensor itself"

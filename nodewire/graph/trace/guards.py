@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sympy
-import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from nodewire.errors import BadTask
-from nodewire.graph.trace.examples import Signature
-from nodewire.graph.trace.places import Place, parts_of, running
+from nodewire.graph.trace.places import Place, call_place, parts_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import torch
+
+    from nodewire.graph.trace.examples import Signature
 
 _TRIED = 12
 """Sizes of each dim at which a guard is tried, smallest and largest among them."""
@@ -40,7 +44,7 @@ class Guard:
 
     def refusal(self, most: Mapping[str, int]) -> BadTask | None:
         """What to say if it does not hold at all sizes up to `most`."""
-        at = failing(self.asked, self.dims, most)
+        at = counterexample(self.asked, self.dims, most)
         if at is None:
             return None
         said = self.asked.xreplace({symbol: sympy.Symbol(name) for symbol, name in self.dims.items()})
@@ -63,7 +67,7 @@ def guards(module: torch.nn.Module, said: Signature) -> Iterator[Sequence[Guard]
 
     def noted(self: ShapeEnv, prefix: str, g: Any, forcing_spec: bool) -> None:
         if "suppressed" not in prefix and (dims := _dims(self, g, said)):
-            found.append(Guard(g, dims, running(parts), late=self.frozen))
+            found.append(Guard(g, dims, call_place(parts), late=self.frozen))
         before(self, prefix, g, forcing_spec)
 
     setattr(ShapeEnv, _NOTES, noted)
@@ -73,7 +77,7 @@ def guards(module: torch.nn.Module, said: Signature) -> Iterator[Sequence[Guard]
         setattr(ShapeEnv, _NOTES, before)
 
 
-def failing(asked: Any, dims: Mapping[Any, str], most: Mapping[str, int]) -> str | None:
+def counterexample(asked: Any, dims: Mapping[Any, str], most: Mapping[str, int]) -> str | None:
     """Sizes at which something asked does not hold ("batch 2, length 3"), of those that are tried; None: it holds."""
     symbols = sorted(dims, key=str)
     for sizes in product(*(_spread(most[dims[one]]) for one in symbols)):

@@ -6,8 +6,10 @@ They note what a part puts out, and a flag says that they are there: no later ca
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 def hook(module: torch.nn.Module) -> None:

@@ -7,15 +7,17 @@ only written (a map of attention to look at) changes no result, so what counts i
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from functools import cached_property
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from nodewire.errors import BadTask
-from nodewire.graph.trace.places import Parts, parts_of, running
+from nodewire.graph.trace.places import Parts, call_place, parts_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _DEPTH = 4
 _MOST_ITEMS = 4_096
@@ -90,7 +92,7 @@ class _LeftoverGuard:
         vars(self).update(name=name, parts=parts)
 
     def _looked(self, *_: object, **__: object) -> NoReturn:
-        raise read_by_the_next(vars(self)["name"], str(running(vars(self)["parts"])))
+        raise read_by_the_next(vars(self)["name"], str(call_place(vars(self)["parts"])))
 
     __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __hash__ = _looked
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __getitem__ = __iter__ = __len__ = _looked

@@ -9,10 +9,12 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
 _PYTHON = str(Path(linecache.__file__).parent)
@@ -48,7 +50,7 @@ def raised(error: BaseException, parts: Parts) -> Place:
     return next((place for place in places if place.kind), next(lines, Place()))
 
 
-def running(parts: Parts) -> Place:
+def call_place(parts: Parts) -> Place:
     """Where the caller is called from."""
     frames, frame = [], sys._getframe(1)
     while frame.f_back is not None:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sympy
 import torch
@@ -22,9 +21,13 @@ from torch.utils._sympy.functions import CleanDiv, FloorDiv, Mod, PythonMod
 from nodewire.errors import BadTask
 from nodewire.graph.program.format import DTYPES, Node, Output, Program, Shape, Weight
 from nodewire.graph.program.whitelist import TRANSPOSED, Ref
-from nodewire.graph.trace.examples import Signature
-from nodewire.graph.trace.guards import Guard, failing
+from nodewire.graph.trace.guards import Guard, counterexample
 from nodewire.graph.trace.places import Place, own, traced
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nodewire.graph.trace.examples import Signature
 
 _DROPPED = ("aten._assert", "aten.sym_constrain")
 KNOWN = {
@@ -58,8 +61,9 @@ _RELATIONS: Mapping[Any, str] = {
 
 
 def _convolution(args: tuple[Any, ...], op: str) -> tuple[str, tuple[Any, ...]]:
-    """What a convolution is called that is transposed, or whose padding was said in a word, and its arguments; one over
-    volumes stays as it is.
+    """What a convolution is called that is transposed, or whose padding was said in a word, and its arguments.
+
+    One over volumes stays as it is.
     """
     x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = args
     if len(stride) > 2:
@@ -239,7 +243,7 @@ class Reader:
         if expr is None or expr in self._tried or not expr.free_symbols <= self._symbols.keys():
             return
         self._tried.add(expr)
-        at = failing(expr, {one: self._symbols[one] for one in expr.free_symbols}, self._said.dims)
+        at = counterexample(expr, {one: self._symbols[one] for one in expr.free_symbols}, self._said.dims)
         if at is not None:
             refusals = (guard.refusal(self._said.dims) for guard in self._asked)
             raise next(filter(None, refusals), _refused(traced(fx), f"cannot run at {at}: let sizes vary less"))
@@ -275,8 +279,9 @@ class Reader:
         return [self._names[result] for result in self._read(graph, operands)]
 
     def _in_range(self, index: Any, fx: Any, place: Place) -> Any:
-        """Indices of an operator in branches: 0 where these are not taken, since all are computed, and what the model
-        would not look up need not be there.
+        """Indices of an operator in branches: 0 where these are not taken, since all are computed.
+
+        What the model would not look up need not be there.
         """
         if isinstance(index, list):
             return [self._in_range(one, part, place) for one, part in zip(index, fx, strict=True)]

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.export import _trace
 
 from nodewire.errors import BadInput, BadTask, NodewireError
 from nodewire.graph.program.collector_pause import uncollected
-from nodewire.graph.program.format import Program
 from nodewire.graph.program.warning_filter import unwarned
 from nodewire.graph.program.whitelist import OPS
 from nodewire.graph.trace.diagnosis import check, check_exported, diagnosed
@@ -28,6 +26,11 @@ from nodewire.graph.trace.guards import Guard, guards
 from nodewire.graph.trace.hooks import hook
 from nodewire.graph.trace.module_state import ModuleState, leave, read_by_the_next
 from nodewire.graph.trace.reader import KNOWN, Reader, TracedModel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from nodewire.graph.program.format import Program
 
 _TRACED_SIZES = (17, 19, 23, 13, 11, 7, 5, 3, 2)
 """A size that varies is traced at one of these: different ones, so that export takes none for another or a constant."""

@@ -1,16 +1,16 @@
-"""A model's directory: config.json, safetensors (one file or shards), tokenizer.json; or as Meta lays it out; or a GGUF
-file.
+"""A model's directory, or a GGUF file.
+
+A directory has config.json, safetensors (one file or shards) and tokenizer.json, or lies as Meta lays it out.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -21,12 +21,16 @@ from nodewire.llm.families import end_tensors, json_object, multimodal, own_tens
 from nodewire.llm.families.fields import quantization_methods
 from nodewire.llm.families.fields.tensor_names import NUMBERS, Piece
 from nodewire.llm.gguf.file import opened
-from nodewire.llm.spec.config import DecoderConfig
 from nodewire.protocol.tensors.safetensors_dtypes import CODE_OF
 from nodewire.text.detokenizer import MAX_TOKENIZER_BYTES
 from nodewire.weights.derived_tensors import DerivedTensor, widened_to
 from nodewire.weights.directory import SINGLE, read_bounded, read_tokenizer, stored_if_any, stored_tensors
 from nodewire.weights.tensorfile import DTYPES, MAX_HEADER_BYTES, StoredTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from nodewire.llm.spec.config import DecoderConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +47,10 @@ class Checkpoint:
 
     @property
     def arithmetic(self) -> Literal["float32", "bfloat16"]:
-        """What a task computes in unless it is said: bfloat16 if most numbers are stored so, or have been rounded to
-        few bits; else float32, which loses nothing.
+        """What a task computes in unless it is said.
+
+        It is bfloat16 if most numbers are stored so, or have been rounded to few bits; else float32, which loses
+        nothing.
         """
         how = self.config.quantization
         if how is not None:

@@ -7,9 +7,9 @@ is widened to numbers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from dataclasses import replace
 from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -25,6 +25,9 @@ from nodewire.weights.fp8 import Fp8Matrix
 from nodewire.weights.groups import Form, GroupedMatrix
 from nodewire.weights.tensorfile import DTYPES, StoredTensor
 
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
 _FP8 = CODE_OF["float8_e4m3fn"]
 _SCALES = ("weight_scale_inv", "weight_scale")
 _AGAIN = "the file does not hold the whole model, or not as config.json says: take both anew"
@@ -37,6 +40,7 @@ def made(
     method: Method, config: DecoderConfig, stored: Mapping[str, StoredTensor], *, in_blocks: bool
 ) -> tuple[DecoderConfig, Tensors]:
     """A checkpoint's tensors as they are without such a method, and its configuration, which says what is in blocks.
+
     Without `in_blocks` nothing is. Nothing is read.
 
     Raises:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from nodewire.errors import BadTask
-from nodewire.llm.families.fields.tensor_names import Piece, Pieces
 from nodewire.llm.programs.programs import TensorType, stored_type
 from nodewire.llm.spec.parameters import TURNED, Parameters, lies_in_columns
 from nodewire.weights import mxfp4, nvfp4
 from nodewire.weights.tensorfile import StoredTensor, elements, read_header, read_into
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from nodewire.llm.families.fields.tensor_names import Piece, Pieces
 
 MXFP4_BLOCKS = 8_192
 """Blocks that are decoded at once, those of NVFP4 too."""
@@ -57,8 +60,9 @@ def filler(stored: Mapping[str, StoredTensor]) -> Fill:
 def load(
     parameters: Parameters, pieces: Pieces, fill: Fill, dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensor]:
-    """The parameters in memory, each put together from its pieces; all of `dtype` but those that are exact. Those that
-    stay in blocks are left out (nodewire.llm.quant.loader).
+    """The parameters in memory, each put together from its pieces; all of `dtype` but those that are exact.
+
+    Those that stay in blocks are left out (nodewire.llm.quant.loader).
 
     Raises:
         BadTask: the file ends early, or holds a number that is not finite.
@@ -104,8 +108,10 @@ def _filled_in_columns(shape: tuple[int, ...], pieces: Sequence[Piece], fill: Fi
 
 
 def _in_columns(matrix: Tensor) -> Tensor:
-    """The same, column after column where it was row after row; by way of the kernel's own memory, for what malloc gets
-    back of another copy it keeps; a worker may map private memory only (nodewire.worker.sandbox.seccomp).
+    """The same, column after column where it was row after row.
+
+    It goes by way of the kernel's own memory, for what malloc gets back of another copy it keeps. A worker may map
+    private memory only (nodewire.worker.sandbox.seccomp).
     """
     rows, width = matrix.shape
     with mmap.mmap(-1, matrix.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as beside:

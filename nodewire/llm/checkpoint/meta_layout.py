@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadInput, BadTask, NotFound
 from nodewire.llm.families import json_object
@@ -14,6 +13,10 @@ from nodewire.llm.tokens.meta_tokenizer import converted
 from nodewire.text.detokenizer import MAX_TOKENIZER_BYTES
 from nodewire.weights.directory import read_bounded, read_tokenizer
 from nodewire.weights.tensorfile import MAX_HEADER_BYTES, StoredTensor, read_header
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
 
 PARAMS, WEIGHTS = "params.json", "consolidated.safetensors"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model")

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from nodewire.errors import BadInput, OverMemory
 from nodewire.kind import Registration, TaskSize
 from nodewire.llm.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from nodewire.llm.families import end_tensors, stage_tensors
-from nodewire.llm.families.fields.tensor_names import Piece
 from nodewire.llm.programs import memory_estimate
 from nodewire.llm.programs.cuts import cuts_at, even_cuts, plan_cuts
-from nodewire.llm.programs.memory_estimate import Footprint
 from nodewire.llm.programs.needs import BLOCK, Needs
 from nodewire.llm.programs.programs import DriverProgram, StageProgram, TensorType, stored_type
-from nodewire.llm.spec.config import DecoderConfig
 from nodewire.protocol.encoding.schema import Schema
-from nodewire.protocol.model.layer_ranges import Border
 from nodewire.protocol.model.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
 from nodewire.text.detokenizer import Detokenizer
 from nodewire.weights.blob_folder import BlobFolder, BlobSizes, blobs_in
-from nodewire.weights.tensorfile import StoredTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from nodewire.llm.families.fields.tensor_names import Piece
+    from nodewire.llm.programs.memory_estimate import Footprint
+    from nodewire.llm.spec.config import DecoderConfig
+    from nodewire.protocol.model.layer_ranges import Border
+    from nodewire.weights.tensorfile import StoredTensor
 
 CONTEXT = 8_192
 """A session's positions, unless more are asked for or the model has fewer."""
@@ -62,8 +65,9 @@ def split_decoder(
     name: str | None = None,
     options: DecoderOptions = USUAL,
 ) -> Registration:
-    """Cut the Hugging Face directory `directory` into tasks of at most `target_bytes`, each with pages for `slots`
-    sessions, which any that fit share.
+    """Cut the Hugging Face directory `directory` into tasks of at most `target_bytes`.
+
+    Each has pages for `slots` sessions, which any that fit share.
 
     Blobs are written to `out`, named by their SHA-256; weights keep their stored dtype and are copied in pieces.
     With a `split` the stages are these layers, each given by its first and its last, or so many, as even as can be:

@@ -26,8 +26,10 @@ class Capture(Protocol):
 
 
 class CudaGraphs:
-    """`torch.cuda.CUDAGraph`. Only one replay runs at a time and none keeps anything, so all share one pool, which
-    grows to what the largest takes.
+    """`torch.cuda.CUDAGraph`.
+
+    Only one replay runs at a time and none keeps anything, so all share one pool, which grows to what the largest
+    takes.
     """
 
     def __init__(self, device: torch.device) -> None:

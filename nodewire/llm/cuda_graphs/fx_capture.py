@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
@@ -12,12 +11,17 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from nodewire.llm.cuda_graphs.capture import Replay
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from nodewire.llm.cuda_graphs.capture import Replay
 
 
 class FxCapture:
-    """A Capture (capture.py) of the operations of one run. What cannot be in a CUDA graph is refused, so that a machine
-    without a GPU shows whether a step can be captured, and that a replay says what the step says.
+    """A Capture (capture.py) of the operations of one run.
+
+    What cannot be in a CUDA graph is refused, so that a machine without a GPU shows whether a step can be captured, and
+    that a replay says what the step says.
     """
 
     def __call__(self, step: Callable[[], None]) -> Replay:

@@ -10,17 +10,20 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from nodewire.core.bounded_dict import BoundedDict
 from nodewire.kind import CAPTURED_BYTES
-from nodewire.llm.cuda_graphs.capture import Capture, Replay
 from nodewire.llm.kv.sequence_cache import Lanes
 from nodewire.llm.kv.static_buffers import Grid, Shape, Span, shape_of
 from nodewire.llm.layers.layers import Layers
 from nodewire.llm.programs import memory_estimate
+
+if TYPE_CHECKING:
+    from nodewire.llm.cuda_graphs.capture import Capture, Replay
 
 MOST = 24
 """Captured steps of one task."""
@@ -31,8 +34,10 @@ log = logging.getLogger("nodewire.llm")
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What a step has before and after the layers: `inputs` of so many rows, what makes hidden states [rows, width] of
-    them, and what is made of those after the last layer. `rowwise`: one for each row.
+    """What a step has before and after the layers.
+
+    `inputs` are of so many rows. Beside them stands what makes hidden states [rows, width] of them, and what is made of
+    those after the last layer. `rowwise`: one for each row.
     """
 
     inputs: Callable[[int], Tensor]
@@ -58,7 +63,7 @@ Graphing = Callable[[Layers, Lanes, Around], "Graphs"]
 """Makes those of a task."""
 
 
-def graphing(capture: Capture, room_bytes: int = CAPTURED_BYTES) -> Graphing:
+def graph_maker(capture: Capture, room_bytes: int = CAPTURED_BYTES) -> Graphing:
     """`room_bytes`: what captured steps may take, as far as it can be told before."""
     return lambda layers, lanes, around: Graphs(layers, lanes, around, capture, room_bytes)
 

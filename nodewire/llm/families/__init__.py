@@ -7,14 +7,12 @@ the other fields of DecoderConfig, so a family that computes what no field says 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nodewire.errors import BadInput, BadTask, TooLarge
 from nodewire.llm.families import multimodal
 from nodewire.llm.families.fields import compressed_tensors, quantization_methods, tensor_names
 from nodewire.llm.families.fields.fields import Fields
-from nodewire.llm.families.fields.tensor_names import Piece, Pieces
 from nodewire.llm.families.layer_norm import bloom, cohere, cohere2, falcon, gpt2, gpt_neox, mpt, stablelm, starcoder2
 from nodewire.llm.families.mixture import deepseek_v2, deepseek_v3, glm4_moe, gpt_oss, mixtral, qwen2_moe, qwen3_moe
 from nodewire.llm.families.rms_norm import (
@@ -34,7 +32,12 @@ from nodewire.llm.families.rms_norm import (
 )
 from nodewire.llm.spec.config import QUANTIZED, DecoderConfig
 from nodewire.llm.spec.parameters import BOTH, Ends, of_ends
-from nodewire.weights.tensorfile import StoredTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from nodewire.llm.families.fields.tensor_names import Piece, Pieces
+    from nodewire.weights.tensorfile import StoredTensor
 
 MAX_CONFIG_BYTES = 1_048_576
 
@@ -129,8 +132,8 @@ def parse_document(config: Mapping[str, Any], ends: Any = None) -> DecoderConfig
     if "quantization_config" in fields:
         raise BadTask(
             "quantization_config",
-            f"only of the methods {compressed_tensors.METHOD}, gptq, awq and fp8, or mxfp4 of gpt-oss: take the model "
-            "unquantized, which `nodewire quantize` makes smaller",
+            f"only of the methods {compressed_tensors.METHOD}, gptq, awq and fp8, or mxfp4 of gpt-oss. Take the model "
+            "unquantized: `nodewire quantize` makes it smaller",
         )
     fields.end()
     if ends is None:

@@ -5,11 +5,13 @@ Text alone goes through the same layers with it or without; images cannot be giv
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadTask
 from nodewire.llm.families.rms_norm import gemma3, mistral
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _MODELS = {
     "Gemma3ForConditionalGeneration": ("gemma3_text", gemma3.ARCHITECTURE),

@@ -7,18 +7,21 @@ the architecture's name. One that is not read here is refused, as `families` do:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from nodewire.errors import BadTask, Unsupported
-from nodewire.gguf.header import TensorEntry
-from nodewire.gguf.model import Model
 from nodewire.llm.families.fields.fields import Fields
 from nodewire.llm.families.fields.sizes import FULL, SLIDING
 from nodewire.weights.gguf_rows import Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from nodewire.gguf.header import TensorEntry
+    from nodewire.gguf.model import Model
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 FACTORS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"

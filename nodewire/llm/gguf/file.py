@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nodewire.gguf.chat import chat_of
 from nodewire.gguf.model import open_model
 from nodewire.llm.families import parse_document
 from nodewire.llm.gguf import configuration, tensors
 from nodewire.llm.gguf.tokenizer import converted
-from nodewire.llm.spec.config import DecoderConfig
 from nodewire.weights.gguf_rows import check_library
-from nodewire.weights.tensorfile import StoredTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from nodewire.llm.spec.config import DecoderConfig
+    from nodewire.weights.tensorfile import StoredTensor
 
 _MODEL_TYPES = {"gemma3": "gemma3_text"}
 """Where `transformers` calls them otherwise than the family."""
 
 
 class GgufCheckpoint(NamedTuple):
-    """`beside` are the files that a Hugging Face directory of the model would have beside its weights, by name; they
-    say nothing of blocks.
+    """`beside` are the files that a Hugging Face directory of the model would have beside its weights, by name.
+
+    They say nothing of blocks.
     """
 
     config: DecoderConfig

@@ -6,12 +6,14 @@ which quotes them from each model's own tokenizer.json.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tokenizers import Regex, pre_tokenizers
 
 from nodewire.llm.tokens.meta_tokenizer import LLAMA_3
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN_2 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _REST
@@ -23,8 +25,9 @@ _TEKKEN = rf"{_BEFORE}{_UPPER}*{_LOWER}+|{_BEFORE}{_UPPER}+{_LOWER}*|\p{{N}}{_SL
 
 
 class Way(NamedTuple):
-    """`whole`: a piece that is a token is one, whatever the merges say. `begins`: whether a text begins with the
-    beginning's token, where the file does not say so.
+    """`whole`: a piece that is a token is one, whatever the merges say.
+
+    `begins`: whether a text begins with the beginning's token, where the file does not say so.
     """
 
     made: Callable[[], pre_tokenizers.PreTokenizer]

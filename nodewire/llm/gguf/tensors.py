@@ -8,21 +8,24 @@ experts' matrices in one tensor, gpt-oss's gate and up in two.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadTask, Unsupported
-from nodewire.gguf.header import TensorEntry
-from nodewire.gguf.model import Model
 from nodewire.llm.families import end_tensors, modules_of, stage_tensors
 from nodewire.llm.families.fields import compressed_tensors, tensor_names
-from nodewire.llm.families.fields.tensor_names import Piece
 from nodewire.llm.gguf.configuration import BESIDE, EMBEDDING, HEAD
 from nodewire.llm.spec.config import DecoderConfig, Quantization
 from nodewire.weights.gguf_rows import GROUP, KEPT, Form, Rows, drawn
-from nodewire.weights.tensorfile import StoredTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodewire.gguf.header import TensorEntry
+    from nodewire.gguf.model import Model
+    from nodewire.llm.families.fields.tensor_names import Piece
+    from nodewire.weights.tensorfile import StoredTensor
 
 _ENDS = {tensor_names.EMBEDDING: EMBEDDING, tensor_names.FINAL_NORM: "output_norm.weight", tensor_names.HEAD: HEAD}
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.*)", re.DOTALL)

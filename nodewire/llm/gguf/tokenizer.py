@@ -5,12 +5,11 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, "Tokenizer".
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, processors
 
 from nodewire.errors import BadTask, TooLarge, Unsupported
-from nodewire.gguf.model import Model
 from nodewire.llm.gguf.pre_tokenizers import WAYS
 from nodewire.llm.tokens.sentencepiece import (
     CONTROL,
@@ -23,6 +22,9 @@ from nodewire.llm.tokens.sentencepiece import (
     tokenizer_of,
 )
 from nodewire.text.detokenizer import guarded
+
+if TYPE_CHECKING:
+    from nodewire.gguf.model import Model
 
 _AT = "tokenizer.ggml."
 TOKENS = f"gguf.{_AT}tokens"
@@ -102,7 +104,7 @@ def _of_merges(model: Model, tokens: list[str], kinds: list[int]) -> tuple[Token
     if way is None:
         raise Unsupported(
             f"gguf.{_AT}pre",
-            f"{said[:40] or 'missing'}: it is not known how a text is cut; known are {', '.join(WAYS)}. Take a newer "
+            f"{said[:40] or 'missing'}: no known cut of a text. Known are {', '.join(WAYS)}. Take a newer "
             "file, or the model's folder",
         )
     ids = {token: number for number, token in enumerate(tokens)}

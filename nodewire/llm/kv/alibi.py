@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from nodewire.llm.spec.config import DecoderConfig
+if TYPE_CHECKING:
+    from nodewire.llm.spec.config import DecoderConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Slopes:
-    """`each`: float32 [heads]. With a `scale` they and their products with positions are rounded to bfloat16, and
-    what is added is times it.
+    """`each`: float32 [heads].
+
+    With a `scale` they and their products with positions are rounded to bfloat16, and what is added is times it.
     """
 
     each: Tensor
     scale: float | None
 
     def bias(self, stand: Tensor, positions: Tensor, sees: Tensor | None) -> Tensor:
-        """The sums for the scores of rows at `positions` [.., n] with cells that `stand` at [.., cells]: float32
-        [.., heads, n, cells], 0 of a row's own position and less before it. `sees`, bool [.., n, cells], says which
-        cells a row sees; all without it.
+        """The sums for the scores of rows at `positions` [.., n] with cells that `stand` at [.., cells].
+
+        They are float32 [.., heads, n, cells], 0 of a row's own position and less before it. `sees`, bool [.., n,
+        cells], says which cells a row sees; all without it.
         """
         slopes = self.each[:, None, None]
         if self.scale is None:

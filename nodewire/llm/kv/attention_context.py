@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nodewire.llm.kv.alibi import Slopes
+if TYPE_CHECKING:
+    from nodewire.llm.kv.alibi import Slopes
 
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """How a layer attends. `scale` multiplies the scores; `softcap`, unless 0, bends them to within its both signs;
-    `window`, unless 0, is how many positions are seen, the query's own included; `sinks`, float32 [heads], take part
-    in the softmax of their heads and add nothing; `alibi` is added to the scores.
+    """How a layer attends.
+
+    `scale` multiplies the scores; `softcap`, unless 0, bends them to within its both signs; `window`, unless 0, is how
+    many positions are seen, the query's own included; `sinks`, float32 [heads], take part in the softmax of their heads
+    and add nothing; `alibi` is added to the scores.
     """
 
     scale: float
@@ -39,8 +42,10 @@ class Past(Protocol):
     """int64 [n]: where in the tables of angles (nodewire.llm.layers.rope) each row's are."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: How) -> Tensor:
-        """Keep `k` and `v` [n, kv_heads, head_dim] as the rows' own, and attend with `q` [n, heads, head_dim] to all
-        that each row sees, itself included: [n, heads * head_dim]. `layer` counts from the stage's first.
+        """Keep `k` and `v` [n, kv_heads, head_dim] as the rows' own, and attend with `q` [n, heads, head_dim].
+
+        A row attends to all that it sees, itself included: [n, heads * head_dim]. `layer` counts from the stage's
+        first.
         """
 
 

@@ -1,19 +1,24 @@
-"""What the rows of one forward build on: each a Past (nodewire.llm.kv.attention_context) over the lanes of their
-sessions.
+"""What the rows of one forward build on: each a Past over the lanes of their sessions.
+
+Past is nodewire.llm.kv.attention_context's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nodewire.llm.kv.alibi import Slopes
 from nodewire.llm.kv.attention_context import How, Past, attention
-from nodewire.llm.kv.sequence_cache import Lane
 from nodewire.llm.kv.speculative_tree import MAX_LIVE_CELLS, Tree
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.llm.kv.alibi import Slopes
+    from nodewire.llm.kv.sequence_cache import Lane
 
 
 class Chain:
@@ -39,8 +44,10 @@ class Chain:
         return attention(q, keys, values, mask, how, causal=n > 1 and mask is None)
 
     def attend_alone(self, layer: int, q: Tensor, both: Tensor, how: How) -> Tensor:
-        """`attend` of a single row, without soft caps, sinks and ALiBi: `q` [1, kv_heads, group, head_dim], its keys
-        and values `both` [2, kv_heads, head_dim], to [heads * head_dim].
+        """`attend` of a single row, without soft caps, sinks and ALiBi.
+
+        It takes `q` [1, kv_heads, group, head_dim] and its keys and values `both` [2, kv_heads, head_dim] to [heads *
+        head_dim].
         """
         self._lane.write_row(layer, self._pos, both)
         first = max(0, self._end - how.window) if how.window else 0
@@ -68,8 +75,9 @@ class Chain:
 
 
 class Branches:
-    """Rows that are cells first .. first + n - 1 of `tree`, which is the lane's, or has grown out of it: each sees the
-    committed run and the cells that lead to it.
+    """Rows that are cells first .. first + n - 1 of `tree`, which is the lane's, or has grown out of it.
+
+    Each sees the committed run and the cells that lead to it.
     """
 
     def __init__(self, lane: Lane, tree: Tree, first: int, n: int) -> None:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nodewire.llm.kv.sequence_cache import Lane, Lanes
+if TYPE_CHECKING:
+    from nodewire.llm.kv.sequence_cache import Lane, Lanes
 
 _TAG = b"nodewire/prefix/1"
 _NEVER = 2**62
@@ -49,8 +51,9 @@ class _CachedPrefix:
 
 
 class Prefixes:
-    """Those of one stage, whose answers have rows of `width` numbers of `dtype`, in the pages that its lanes leave
-    free.
+    """Those of one stage, in the pages that its lanes leave free.
+
+    Its answers have rows of `width` numbers of `dtype`.
     """
 
     def __init__(self, lanes: Lanes, width: int, dtype: torch.dtype) -> None:
@@ -73,8 +76,9 @@ class Prefixes:
         return Chain(hashlib.sha256(key + b"%d" % lane.angles).digest() if lane.angles else key, self._now)
 
     def find(self, chain: Chain, lane: Lane) -> Tensor | None:
-        """Put the chain's newest page into its place in a lane and say what was answered, [n, width]; None: it is not
-        kept.
+        """Put the chain's newest page into its place in a lane and say what was answered, [n, width].
+
+        None: it is not kept.
         """
         kept = self._kept.get(chain.key)
         if kept is None:
@@ -88,8 +92,9 @@ class Prefixes:
         return torch.cat(slices, dim=1)[:, : self._bytes].contiguous().view(self._dtype)
 
     def keep(self, chain: Chain, lane: Lane, answer: Tensor) -> None:
-        """Keep the chain's newest page as it stands in a lane, with its answer [n, width], 64 rows at most, if there is
-        room beside what sessions as new as this one use.
+        """Keep the chain's newest page as it stands in a lane, with its answer [n, width], 64 rows at most.
+
+        It is kept if there is room beside what sessions as new as this one use.
         """
         if chain.key in self._kept or not self._make_room(chain.opened):
             return

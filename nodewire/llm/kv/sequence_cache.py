@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Sequence
 from itertools import chain
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from nodewire.llm.kv.page_allocator import Pages
 from nodewire.llm.kv.speculative_tree import Tree
-from nodewire.llm.spec.config import DecoderConfig
 from nodewire.protocol.model.kv_pages import PAGE, pages_of
 from nodewire.weights.mxint8 import narrowed, row_bytes, widened
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.llm.spec.config import DecoderConfig
 
 
 class Spare(Protocol):
@@ -103,8 +106,9 @@ class Lanes:
         return self._pages.free_count
 
     def page(self, number: int) -> list[Tensor]:
-        """A page's keys, layer by layer, then its values, if they are others: each as bytes [kv_heads, PAGE, bytes],
-        not copied.
+        """A page's keys, layer by layer, then its values, if they are others.
+
+        Each is given as bytes [kv_heads, PAGE, bytes], not copied.
         """
         cells = slice(PAGE * number, PAGE * (number + 1))
         return [kept[:, cells].view(torch.uint8) for side in self.sides for kept in side]
@@ -148,8 +152,9 @@ class Lanes:
 
 
 class Lane:
-    """At most `positions` cells in `pages` of `lanes`: `length` committed ones, then those of `tree`. The angles of its
-    first position are in row `angles` of their tables.
+    """At most `positions` cells in `pages` of `lanes`: `length` committed ones, then those of `tree`.
+
+    The angles of its first position are in row `angles` of their tables.
     """
 
     def __init__(self, lanes: Lanes, pages: range, positions: int, angles: int) -> None:
@@ -195,8 +200,10 @@ class Lane:
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros. On a CPU, where torch would write them all, they count for the worker's cap at once, and take memory where
-    they are written.
+    """Zeros.
+
+    On a CPU, where torch would write them all, they count for the worker's cap at once, and take memory where they are
+    written.
     """
     count = math.prod(shape)
     if device.type != "cpu" or not count:

@@ -5,10 +5,13 @@ A cell's number is its place among the live ones. -1 stands for the end of the c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadFrame, TooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MAX_LIVE_CELLS = 512
 """The most live cells of one lane (nips/13-speculation.md)."""
@@ -44,8 +47,10 @@ class Tree:
         return Tree((*self.parents, *parents), tuple(seen), tuple(positions))
 
     def kept(self, path: Sequence[int]) -> tuple[Tree, list[int]]:
-        """What is live after the cells of `path`, root first, have joined the committed run: what descends from the
-        last of them, numbered anew; and the cells that are left, by their old numbers: the path, then those.
+        """What is live after the cells of `path`, root first, have joined the committed run; and the cells left.
+
+        Live is what descends from the last of them, numbered anew. The cells that are left, by their old numbers, are
+        the path, then those.
 
         Raises:
             BadFrame: it is no path of live cells from the run's end.

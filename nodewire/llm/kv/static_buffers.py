@@ -1,5 +1,6 @@
-"""Rows of several lanes as numbers in buffers that stay where they are: what a captured step builds on
-(llm/cuda_graphs/runner.py).
+"""Rows of several lanes as numbers in buffers that stay where they are.
+
+A captured step builds on them (llm/cuda_graphs/runner.py).
 
 A grid has so many lanes, rows of each, cells that are read of each, and live cells among them. What is computed depends
 on its buffers alone: where a lane is, how long it is and which cells a row sees are numbers that the step reads, so one
@@ -10,19 +11,23 @@ what another session left there may be no numbers, which a mask alone would not 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nodewire.llm.kv.alibi import Slopes
-from nodewire.llm.kv.attention_context import How
 from nodewire.llm.kv.batch_view import bits
-from nodewire.llm.kv.sequence_cache import Lane, Lanes
-from nodewire.llm.kv.speculative_tree import Tree
 from nodewire.protocol.model.kv_pages import PAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.llm.kv.alibi import Slopes
+    from nodewire.llm.kv.attention_context import How
+    from nodewire.llm.kv.sequence_cache import Lane, Lanes
+    from nodewire.llm.kv.speculative_tree import Tree
 
 MAX_ROWS = 128
 """Of a grid, those that are filled in among them: decoding reads weights, beyond that it computes."""
@@ -35,9 +40,10 @@ _LEAST_LIVE = 16
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Rows of a lane that come one after the other in its cells, `first` ..: where each stands, how many of the lane's
-    cells it sees from the beginning on, and which live ones, as bits, of those that begin at cell `base`. `stands`: the
-    live cells' positions.
+    """Rows of a lane that come one after the other in its cells, from `first` on.
+
+    They say where each stands, and how many of the lane's cells it sees from the beginning on. They say as bits which
+    live ones it sees of those that begin at cell `base`. `stands`: the live cells' positions.
     """
 
     lane: Lane
@@ -96,8 +102,9 @@ def _power(number: int) -> int:
 
 
 class Grid:
-    """A Past (nodewire.llm.kv.attention_context) of one shape. `set` says what it stands for, `begin` begins the
-    step.
+    """A Past (nodewire.llm.kv.attention_context) of one shape.
+
+    `set` says what it stands for, `begin` begins the step.
     """
 
     def __init__(self, lanes: Lanes, shape: Shape) -> None:

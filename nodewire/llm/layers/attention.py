@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from nodewire.llm.kv.alibi import slopes_of
 from nodewire.llm.kv.attention_context import How, Past
 from nodewire.llm.layers.norm import Norm, norm_of
 from nodewire.llm.layers.rope import Angles, rotate
 from nodewire.llm.quant.matrix import linear
-from nodewire.llm.spec.config import DecoderConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+    from torch import Tensor
+
+    from nodewire.llm.spec.config import DecoderConfig
 
 
 def how_of(config: DecoderConfig, layer: int, weights: Mapping[str, Any], device: torch.device) -> How:

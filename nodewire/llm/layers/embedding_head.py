@@ -1,8 +1,11 @@
-"""The two ends of a decoder: token ids to hidden states, hidden states to logits. A driver has both, or lends them to
-the first and the last stage.
+"""The two ends of a decoder: token ids to hidden states, hidden states to logits.
+
+A driver has both, or lends them to the first and the last stage.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,13 +17,16 @@ from nodewire.llm.layers.frame_checks import check_finite
 from nodewire.llm.layers.norm import norm_of
 from nodewire.llm.programs.memory_estimate import HEAD_ROWS
 from nodewire.llm.quant.row_product import Row, choose
-from nodewire.llm.spec.config import DecoderConfig
 from nodewire.llm.spec.parameters import BOTH, Ends, of_ends
+
+if TYPE_CHECKING:
+    from nodewire.llm.spec.config import DecoderConfig
 
 
 class Vocabulary:
-    """Embedding, final norm and head, as far as they are here; the head is the embedding itself where the model ties
-    them.
+    """Embedding, final norm and head, as far as they are here.
+
+    The head is the embedding itself where the model ties them.
     """
 
     def __init__(
@@ -47,8 +53,9 @@ class Vocabulary:
         return self.every_logits(hidden)[0, 0]
 
     def likeliest(self, hidden: Tensor) -> Tensor:
-        """Hidden states [1, n, width] after the last layer to the ids with the largest logits, int64 [n], the first of
-        equals.
+        """Hidden states [1, n, width] after the last layer to the ids with the largest logits, int64 [n].
+
+        Of equals it is the first.
 
         Raises BadFrame: logits that are not finite.
         """

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,7 +10,11 @@ from torch.nn import functional as F
 
 from nodewire.llm.layers.mlp import Gate, Mlp
 from nodewire.llm.quant.matrix import Matrix, linear
-from nodewire.llm.spec.config import Experts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nodewire.llm.spec.config import Experts
 
 
 class Mixture:
@@ -88,9 +91,10 @@ class Mixture:
 
 
 class AllAtOnce:
-    """A mixture whose experts are plain, computed without asking the device which were chosen: of a few rows the chosen
-    experts' matrices are copied side by side, which reads and writes them again; of more, every expert computes every
-    row, and what was not chosen is left out.
+    """A mixture whose experts are plain, computed without asking the device which were chosen.
+
+    Of a few rows the chosen experts' matrices are copied side by side, which reads and writes them again. Of more,
+    every expert computes every row, and what was not chosen is left out.
     """
 
     _COPIED = 3

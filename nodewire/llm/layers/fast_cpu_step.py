@@ -9,19 +9,21 @@ in and go out in the task's dtype, so that a model says the same wherever it is 
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nodewire.llm.kv.batch_view import Chain
 from nodewire.llm.layers.attention import Attention
 from nodewire.llm.layers.mlp import Mlp, silu
-from nodewire.llm.layers.norm import Norm
-from nodewire.llm.layers.rope import Angles
 from nodewire.llm.quant.matrix import InBlocks, Matrix
 from nodewire.llm.quant.row_product import Exact, Row
+
+if TYPE_CHECKING:
+    from nodewire.llm.kv.batch_view import Chain
+    from nodewire.llm.layers.norm import Norm
+    from nodewire.llm.layers.rope import Angles
 
 
 class LayerParts(Protocol):

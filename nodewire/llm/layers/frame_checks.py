@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from nodewire.errors import BadFrame
-from nodewire.protocol.tensors.frame import Frame
+
+if TYPE_CHECKING:
+    from nodewire.protocol.tensors.frame import Frame
 
 
 def hidden_states(frame: Frame[Any], dtype: torch.dtype, width: int, positions: int, least: int = 1) -> Tensor:

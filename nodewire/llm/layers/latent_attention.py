@@ -7,18 +7,21 @@ what is kept is the keys and the values of one head, and nothing is widened.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from nodewire.llm.kv.attention_context import Past
 from nodewire.llm.layers.attention import how_of
 from nodewire.llm.layers.norm import rms_norm
 from nodewire.llm.layers.rope import Angles, rotate
 from nodewire.llm.quant.matrix import linear
-from nodewire.llm.spec.config import DecoderConfig, Latent
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodewire.llm.kv.attention_context import Past
+    from nodewire.llm.spec.config import DecoderConfig, Latent
 
 _EPS = 1e-6
 """Of the latents' norms, whatever the model's others have."""

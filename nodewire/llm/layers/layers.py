@@ -7,18 +7,12 @@ one position at a time), so that the split model and the unsplit one agree to th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nodewire.llm.checkpoint.loader import Fill, load
 from nodewire.llm.families import layer_pieces
-from nodewire.llm.kv.attention_context import Past
 from nodewire.llm.kv.batch_view import Chain
-from nodewire.llm.kv.sequence_cache import Lane
 from nodewire.llm.layers.attention import Attention
 from nodewire.llm.layers.experts import AllAtOnce, Mixture
 from nodewire.llm.layers.fast_cpu_step import step_of
@@ -29,8 +23,17 @@ from nodewire.llm.layers.rope import Angles, ropes
 from nodewire.llm.quant import loader
 from nodewire.llm.quant.matrix import kernel_of
 from nodewire.llm.quant.row_product import choose
-from nodewire.llm.spec.config import DecoderConfig
 from nodewire.llm.spec.parameters import of_layer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import torch
+    from torch import Tensor
+
+    from nodewire.llm.kv.attention_context import Past
+    from nodewire.llm.kv.sequence_cache import Lane
+    from nodewire.llm.spec.config import DecoderConfig
 
 
 class Feedforward(Protocol):
@@ -78,8 +81,9 @@ class Layer:
         return filter(None, (kernel_of(role, one) for role, one in self._weights.items()))
 
     def forward(self, x: Tensor, angles: Angles, past: Past, mlp: Feedforward | None = None) -> Tensor:
-        """Hidden states [n, width] of the past's rows after this layer; `angles` are those of their positions. `mlp`
-        stands for the layer's own.
+        """Hidden states [n, width] of the past's rows after this layer; `angles` are those of their positions.
+
+        `mlp` stands for the layer's own.
         """
         mlp = mlp or self.mlp
         if self.embedding_norm is not None:
@@ -104,8 +108,9 @@ def _mlp(weights: Mapping[str, Any], gate: Gate) -> Mlp:
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """In what and where layers are computed. `alone`: of a model that this process decodes for itself
-    (quant/kernel_choice.py).
+    """In what and where layers are computed.
+
+    `alone`: of a model that this process decodes for itself (quant/kernel_choice.py).
     """
 
     dtype: torch.dtype

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 from torch.nn import functional as F
 
 from nodewire.llm.quant.matrix import Matrix, linear
-from nodewire.llm.spec.config import DecoderConfig
+
+if TYPE_CHECKING:
+    from nodewire.llm.spec.config import DecoderConfig
 
 Gate = Callable[[Tensor], Tensor]
 """[n, 2 * inner] (gate, then up) to [n, inner], or [n, inner] (up) of an MLP that has no gate; what came in may be

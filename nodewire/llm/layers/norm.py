@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nodewire.llm.spec.config import DecoderConfig
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodewire.llm.spec.config import DecoderConfig
 
 
 @dataclass(frozen=True, slots=True)

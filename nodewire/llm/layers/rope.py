@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from nodewire.llm.spec.config import DecoderConfig, Linear, Llama3, LongRope, Yarn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Angles = tuple[Tensor, Tensor]
 """Cosines, float32 [n, 1, 1, rotary / 2]; sines, [n, 1, 2, rotary / 2], those of the first half negative."""
@@ -65,8 +68,9 @@ def _interpolated(config: DecoderConfig, frequencies: Tensor, scaling: Yarn) -> 
 
 
 class Rope:
-    """The angles of all positions, in one table or in several, one after the other: of each the radians per position,
-    what cosines and sines are times, and how many positions it has.
+    """The angles of all positions, in one table or in several, one after the other.
+
+    Of each it has the radians per position, what cosines and sines are times, and how many positions it has.
     """
 
     def __init__(self, tables: Sequence[tuple[Tensor, float, int]], device: torch.device) -> None:
@@ -84,8 +88,9 @@ class Rope:
 
 
 def ropes(config: DecoderConfig, positions: int, device: torch.device) -> list[Rope]:
-    """The tables of full layers and of sliding ones, the same unless the model tells them apart. Where short sessions
-    turn otherwise than long ones, theirs come first.
+    """The tables of full layers and of sliding ones, the same unless the model tells them apart.
+
+    Where short sessions turn otherwise than long ones, theirs come first.
     """
     lengths = [length for length in (config.short_positions(positions), positions) if length]
     full = Rope([(*inverse_frequencies(config, length), length) for length in lengths], device)

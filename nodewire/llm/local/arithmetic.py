@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from math import prod
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from nodewire.llm.checkpoint.checkpoint import Checkpoint
 from nodewire.weights.tensorfile import DTYPES
+
+if TYPE_CHECKING:
+    from nodewire.llm.checkpoint.checkpoint import Checkpoint
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _UNITS = {"K": 2**10, "M": 2**20}
 
 
 def arithmetic_here(checkpoint: Checkpoint, device: torch.device) -> Literal["float32", "bfloat16"]:
-    """The checkpoint's, but float32 of bfloat16 on a processor that does not multiply it, and of a model that its cache
-    holds in float32: there a step waits for no memory, and has fewer operations (llm/layers/fast_cpu_step.py).
+    """The checkpoint's, but float32 where bfloat16 would be slower.
+
+    That is on a processor that does not multiply it, and of a model that its cache holds in float32. There a step waits
+    for no memory, and has fewer operations (llm/layers/fast_cpu_step.py).
     """
     own = checkpoint.arithmetic
     if own == "float32" or checkpoint.config.quantization is not None or device.type != "cpu":

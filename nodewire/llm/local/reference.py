@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -28,6 +26,10 @@ from nodewire.llm.tokens.sampling_params import Sampling, parse_params
 from nodewire.llm.tokens.tokenizer import Tokenizer
 from nodewire.text.stream import TextStream
 from nodewire.weights.tensorfile import DTYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
 
 class Whole:

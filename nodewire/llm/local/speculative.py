@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -25,7 +23,12 @@ from nodewire.llm.stage import Stage
 from nodewire.llm.tokens.tokenizer import Tokenizer
 from nodewire.protocol.tensors.frame import Frame
 from nodewire.text.stream import TextStream
-from nodewire.weights.tensorfile import StoredTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from nodewire.weights.tensorfile import StoredTensor
 
 _SESSION = "alone"
 
@@ -48,9 +51,10 @@ class Alone:
         device: str = "cpu",
         threads: int | None = None,
     ) -> None:
-        """`draft`: a model's folder to guess by, beside what the text itself says. `dtype`: of the arithmetic, what
-        `arithmetic.arithmetic_here` says, unless given. `threads`: CPU threads of this process from now on
-        (torch's own choice unless given).
+        """`draft`: a model's folder to guess by, beside what the text itself says.
+
+        `dtype`: of the arithmetic, what `arithmetic.arithmetic_here` says, unless given. `threads`: CPU threads of this
+        process from now on (torch's own choice unless given).
         """
         if threads is not None:
             torch.set_num_threads(threads)
@@ -96,8 +100,10 @@ class Alone:
     def steps(
         self, prompt: str, params: Mapping[str, Any], told: Callable[[str], None] = lambda said: None
     ) -> Iterator[tuple[int, str]]:
-        """Each generated id with the text that it makes printable; the last has the rest. `params` are a session's
-        (max_tokens, lookahead ...); `told` is given what is said of an id's log-probability, if that is asked for.
+        """Each generated id with the text that it makes printable; the last has the rest.
+
+        `params` are a session's (max_tokens, lookahead ...); `told` is given what is said of an id's log-probability,
+        if that is asked for.
 
         Raises:
             BadInput, TooLarge, Unsupported: the prompt or a parameter cannot be used.

@@ -6,18 +6,23 @@ are not (experts in some only), the largest stage is as small as it can be.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from nodewire.errors import OverMemory
-from nodewire.llm.programs.memory_estimate import Footprint
 from nodewire.protocol.model import layer_ranges
-from nodewire.protocol.model.layer_ranges import Border
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from nodewire.llm.programs.memory_estimate import Footprint
+    from nodewire.protocol.model.layer_ranges import Border
 
 
 def cuts_at(split: Sequence[Border], layers: int) -> list[tuple[int, int]]:
-    """The layer ranges of stages that are given by their first and last layer. Raises BadInput as
-    `layer_ranges.check`.
+    """The layer ranges of stages that are given by their first and last layer.
+
+    Raises BadInput as `layer_ranges.check`.
     """
     layer_ranges.check(split, layers)
     return [(first, last + 1) for first, last in split]

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from nodewire.llm.families import layer_pieces
 from nodewire.llm.spec import quant_memory
-from nodewire.llm.spec.config import DecoderConfig, Experts
 from nodewire.llm.spec.parameters import (
     BOTH,
     NEITHER,
@@ -27,6 +27,9 @@ from nodewire.llm.spec.parameters import (
 from nodewire.protocol.model.kv_pages import PAGE, pages_of
 from nodewire.protocol.tensors.frame import BLOCK
 from nodewire.weights.mxint8 import row_bytes
+
+if TYPE_CHECKING:
+    from nodewire.llm.spec.config import DecoderConfig, Experts
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 """The dtypes that a task may compute in."""
@@ -62,8 +65,9 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class LaneSpec:
-    """What a stage has room for: `slots` sessions of `positions`, a `block` of which is computed at once. `kv` is as
-    programs say it.
+    """What a stage has room for: `slots` sessions of `positions`, a `block` of which is computed at once.
+
+    `kv` is as programs say it.
     """
 
     slots: int
@@ -80,8 +84,9 @@ def stage(
     lanes: LaneSpec,
     ends: Ends = NEITHER,
 ) -> Footprint:
-    """A stage of layers [first, last), with all of their experts, and pages for its `lanes`; and with `ends`, if it has
-    any.
+    """A stage of layers [first, last), with all of their experts, and pages for its `lanes`.
+
+    It has `ends`, too, if it has any.
     """
     positions, dtype, kv = lanes.positions, lanes.dtype, lanes.kv
     item = ITEM_BYTES[dtype]
@@ -116,8 +121,10 @@ def page_bytes(config: DecoderConfig, layers: int, *, dtype: str, kv: str | None
 
 
 def captured(config: DecoderConfig, lanes: int, rows: int, cells: int, item: int) -> int:
-    """Bytes that a captured decode step takes at once (kv/static_buffers.py): so many lanes of so many rows and cells
-    each. The cells are copied, which a stage's own steps do not; `item` is the bytes of a number.
+    """Bytes that a captured decode step takes at once (kv/static_buffers.py).
+
+    It has so many lanes of so many rows and cells each. The cells are copied, which a stage's own steps do not; `item`
+    is the bytes of a number.
     """
     group = config.num_attention_heads // config.num_key_value_heads
     copied = 2 * config.sides * lanes * cells * config.num_key_value_heads * config.head_dim * item
@@ -165,8 +172,9 @@ def head_flops(config: DecoderConfig) -> int:
 
 @lru_cache(maxsize=8)
 def _numbers(config: DecoderConfig) -> list[tuple[int, int, int]]:
-    """Of each layer: its parameters, those of them that stay float32 (not among the first), and how many of its
-    matrices' numbers one position is multiplied with.
+    """Of each layer its parameters, and those of them that stay float32 (not among the first).
+
+    And how many of its matrices' numbers one position is multiplied with.
     """
     return [(*_counted(found), _used(found, config, n)) for n, found in enumerate(_layers(config))]
 
@@ -229,8 +237,9 @@ def _work(config: DecoderConfig, first: int, last: int, positions: int, block: i
 
 
 def _attention(config: DecoderConfig, item: int) -> int:
-    """Bytes of one position in the attention: what is projected, turned in float32, and put out; of latents also the
-    queries that are multiplied with the keys' matrices, and what they attended to.
+    """Bytes of one position in the attention: what is projected, turned in float32, and put out.
+
+    Of latents also the queries that are multiplied with the keys' matrices, and what they attended to.
     """
     heads, latent = config.num_attention_heads, config.latent
     if latent is None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from nodewire.kind import Fit
 from nodewire.llm.programs import memory_estimate
 from nodewire.llm.programs.cuts import even_cuts, filled
-from nodewire.llm.programs.memory_estimate import Footprint
-from nodewire.llm.spec.config import DecoderConfig
 from nodewire.llm.spec.parameters import BOTH, NEITHER, Ends
 from nodewire.protocol.model.kv_pages import pages_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nodewire.llm.programs.memory_estimate import Footprint
+    from nodewire.llm.spec.config import DecoderConfig
 
 BLOCK = 64
 """Positions of a prompt that a stage computes at once: its working memory, and shapes that all providers share."""
@@ -68,14 +71,16 @@ class Needs:
         return max(self.driver.total, *(self.stage(layer, layer + 1).total for layer in layers))
 
     def change(self, target_bytes: int) -> str:
-        """What of a registration to change so that tasks of this target are enough, the least that is found; empty
-        where nothing does it.
+        """What of a registration to change so that tasks of this target are enough, the least that is found.
+
+        Empty where nothing does it.
         """
         return next((said for said, one in self._changed() if one.least <= target_bytes), "")
 
     def _changed(self) -> Iterator[tuple[str, Needs]]:
-        """By the options that say so: shorter contexts, fewer sessions, narrower numbers, lent ends; then two of
-        these.
+        """Changes by the options that say so, then two of these.
+
+        They are shorter contexts, fewer sessions, narrower numbers, lent ends.
         """
         contexts = [(f"--context {n}", replace(self, positions=n)) for n in _halves(self.positions)]
         yield from contexts

@@ -6,9 +6,8 @@ against their bounds, and its table of tensors against what its own configuratio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from itertools import chain
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -21,6 +20,9 @@ from nodewire.protocol.encoding.schema import Name, Schema
 from nodewire.protocol.model.manifest import BlobRef
 from nodewire.protocol.tensors.safetensors_dtypes import DTYPE_OF
 from nodewire.weights.tensorfile import DTYPES, StoredTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 MAX_TENSORS = 32 * MAX_LAYERS
 

@@ -48,9 +48,11 @@ class QuantizationReport:
 
 
 def quantize(directory: Path, out: Path, to: To, say: Say = lambda done, of: None) -> QuantizationReport:
-    """Write the model in `directory` to the folder `out`, the matrices of its layers in blocks of 64 numbers, or of 32
-    in rows that 64 does not divide; rows that 32 does not divide are left as they are, as is all else. Files of weights
-    keep their names and what they hold of the model; of a GGUF file all becomes one, its blocks widened before.
+    """Write the model in `directory` to the folder `out`, the matrices of its layers in blocks of 64 numbers.
+
+    Blocks have 32 in rows that 64 does not divide. Rows that 32 does not divide are left as they are, as is all else.
+    Files of weights keep their names and what they hold of the model; of a GGUF file all becomes one, its blocks
+    widened before.
 
     Raises:
         BadInput: `out` is there already, or has no room.
@@ -180,8 +182,9 @@ def _beside(
     files: Mapping[Path, Mapping[str, StoredTensor | AssembledTensor]],
     source: Checkpoint,
 ) -> None:
-    """config.json with what has been done, the index of shards, and copies of all else that is no weights; of a
-    GGUF file what it says in their place.
+    """config.json with what has been done, the index of shards, and copies of all else that is no weights.
+
+    Of a GGUF file what it says in their place.
     """
     if source.beside is not None:
         for name, data in source.beside.items():

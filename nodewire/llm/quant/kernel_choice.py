@@ -10,14 +10,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 
 from nodewire.llm.quant import onnx_session
 from nodewire.llm.quant.blocks import activations
 from nodewire.llm.quant.kernels import InColumns, InPanels, InRows, Kernel
-from nodewire.llm.spec.config import Blocks
 from nodewire.llm.spec.quant_memory import in_panels, loaded_rows, measured_rows
+
+if TYPE_CHECKING:
+    from nodewire.llm.spec.config import Blocks
 
 _RUNS = 7
 _CLEARLY = 0.9

@@ -9,15 +9,17 @@ Where neither can be used (float32, another device, odd sizes), rows are widened
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from nodewire.llm.quant.blocks import in_codes, unpacked, widened
-from nodewire.llm.spec.config import Blocks
 from nodewire.llm.spec.quant_memory import TOGETHER, WIDENED
+
+if TYPE_CHECKING:
+    from nodewire.llm.spec.config import Blocks
 
 _HALF = 8
 """What the kernel takes from a code."""
@@ -97,8 +99,9 @@ class InPanels:
 
 
 class InColumns:
-    """Blocks of eight bits in oneDNN's layout, all rows of some neighbouring blocks together. `put` takes rows in their
-    order; with the last of them they are packed.
+    """Blocks of eight bits in oneDNN's layout, all rows of some neighbouring blocks together.
+
+    `put` takes rows in their order; with the last of them they are packed.
 
     It knows one scale for all that it sums up, and calling it takes as long as a block or two: so inputs lie a block
     each in rows of their own, with nothing in the place of the others, and what comes out is scaled and added here.

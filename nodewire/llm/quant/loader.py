@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from nodewire.errors import BadTask
-from nodewire.llm.checkpoint.loader import Fill
-from nodewire.llm.families.fields.tensor_names import Piece, Pieces
 from nodewire.llm.quant.matrix import InBlocks
-from nodewire.llm.spec.config import Blocks
-from nodewire.llm.spec.parameters import Parameters
 from nodewire.llm.spec.quant_memory import loaded_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.llm.checkpoint.loader import Fill
+    from nodewire.llm.families.fields.tensor_names import Piece, Pieces
+    from nodewire.llm.spec.config import Blocks
+    from nodewire.llm.spec.parameters import Parameters
 
 
 def load(

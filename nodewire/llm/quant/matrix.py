@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -9,7 +11,9 @@ from torch.nn import functional as F
 from nodewire.llm.quant.blocks import activations
 from nodewire.llm.quant.kernel_choice import kernel
 from nodewire.llm.quant.row_product import Row
-from nodewire.llm.spec.config import Blocks
+
+if TYPE_CHECKING:
+    from nodewire.llm.spec.config import Blocks
 
 
 class InBlocks:

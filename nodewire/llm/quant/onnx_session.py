@@ -8,13 +8,14 @@ scales; no file is read. Sessions compute in the thread that calls them.
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nodewire.llm.spec.config import Blocks
+if TYPE_CHECKING:
+    from nodewire.llm.spec.config import Blocks
 
 _IN_BYTES = 4
 """The operator's accuracy level at which inputs are rounded to 8 bits, block by block."""

@@ -10,12 +10,14 @@ matrix came from memory, and less where it lay in a cache. So all matrices of a 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 _ONEDNN: Any = torch.backends.mkldnn
 _RUNS = 3
@@ -51,8 +53,9 @@ class Row:
 
 
 class Exact:
-    """What multiplies a row with `matrix` [out, in] of float32 on a CPU, with as many threads as the process has when
-    this is made.
+    """What multiplies a row with `matrix` [out, in] of float32 on a CPU.
+
+    It uses as many threads as the process has when this is made.
     """
 
     def __init__(self, matrix: Tensor) -> None:

@@ -139,8 +139,10 @@ class Experts(Schema):
 
 
 class Latent(Schema):
-    """Multi-head latent attention, https://arxiv.org/abs/2405.04434: a position keeps a key that turns and a latent of
-    `kv_lora_rank` numbers, which all heads share; keys that do not turn and values are each head's products of it.
+    """Multi-head latent attention, https://arxiv.org/abs/2405.04434.
+
+    A position keeps a key that turns and a latent of `kv_lora_rank` numbers, which all heads share. Keys that do not
+    turn and values are each head's products of it.
     """
 
     q_lora_rank: Width | None
@@ -439,8 +441,9 @@ class DecoderConfig(Schema):
 
     @property
     def qkv_rows(self) -> int:
-        """Rows of the query, key and value projections stacked; of latents those that a layer's input is multiplied
-        with.
+        """Rows of the query, key and value projections stacked.
+
+        Of latents those that a layer's input is multiplied with.
         """
         if self.latent is not None:
             return (self.latent.q_lora_rank or self.q_rows) + self.head_dim
@@ -468,8 +471,9 @@ class DecoderConfig(Schema):
         return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
     def short_positions(self, positions: int) -> int:
-        """Up to how many positions a session turns by LongRoPE's short factors, in a task of `positions` whose longer
-        sessions turn by the long ones; 0 where all its sessions turn alike.
+        """Up to how many positions a session turns by LongRoPE's short factors.
+
+        The task has `positions`, and its longer sessions turn by the long ones. 0 where all its sessions turn alike.
         """
         if not isinstance(self.rope_scaling, LongRope):
             return 0

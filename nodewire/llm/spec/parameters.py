@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
+from typing import TYPE_CHECKING
 
-from nodewire.llm.spec.config import Blocks, DecoderConfig, Experts
+if TYPE_CHECKING:
+    from nodewire.llm.spec.config import Blocks, DecoderConfig, Experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +40,18 @@ _IN_COLUMNS = frozenset(("qkv", "o", "gate_up", "down", "embedding", "head"))
 
 
 def lies_in_columns(role: str, parameter: Parameter) -> bool:
-    """Whether a matrix of float32 is kept column after column on a CPU. A row times it is up to twice as quick so: all
-    sums grow side by side, none is over before the kernel is at its best. And threads can share it
-    (nodewire.llm.quant.row_product).
+    """Whether a matrix of float32 is kept column after column on a CPU.
+
+    A row times it is up to twice as quick so: all sums grow side by side, none is over before the kernel is at its
+    best. And threads can share it (nodewire.llm.quant.row_product).
     """
     return role in _IN_COLUMNS and not parameter.looked_up and parameter.blocks is None
 
 
 def of_layer(config: DecoderConfig, layer: int) -> Parameters:
-    """One layer's: attention, then the MLP or the experts; the first one's norm of embeddings and learned positions,
-    too.
+    """One layer's: attention, then the MLP or the experts.
+
+    The first one has the norm of embeddings and learned positions, too.
     """
     mixture = config.experts_of(layer)
     found = _attention(config) | (_mlp(config) if mixture is None else _mixture(config, mixture))
@@ -62,8 +66,9 @@ def of_layer(config: DecoderConfig, layer: int) -> Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Which of a decoder's two ends a task has: `embedding`, from token ids to hidden states; `head`, the final norm
-    and the logits.
+    """Which of a decoder's two ends a task has.
+
+    `embedding` is from token ids to hidden states; `head` is the final norm and the logits.
     """
 
     embedding: bool

@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from nodewire.llm.spec.config import Blocks
-from nodewire.llm.spec.parameters import Parameter
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nodewire.llm.spec.config import Blocks
+    from nodewire.llm.spec.parameters import Parameter
 
 PANEL = 64
 """Rows that the kernel's layout keeps together, or a multiple of how many."""
@@ -49,8 +52,9 @@ def measured_rows(shape: tuple[int, int]) -> int:
 
 
 def while_loading(parameters: Iterable[Parameter]) -> int:
-    """The most bytes besides the matrices: those read, codes apart, codes as int32, and where there is a
-    choice the part of one that kernels are measured with.
+    """The most bytes besides the matrices: those read, codes apart, codes as int32.
+
+    Where there is a choice, the part of one that kernels are measured with counts, too.
     """
     return max((_while_loading(p.shape[-2], p.shape[-1], p.blocks) for p in parameters if p.blocks), default=0)
 

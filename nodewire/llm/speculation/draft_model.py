@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import chain
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,14 +19,19 @@ from nodewire.llm.layers.embedding_head import Vocabulary
 from nodewire.llm.layers.layers import Arithmetic, Layers
 from nodewire.llm.programs import memory_estimate as footprint
 from nodewire.llm.programs.memory_estimate import Footprint
-from nodewire.llm.programs.programs import DriverProgram
 from nodewire.llm.speculation.draft_proposer import SmallModel, SmallModelDrafter
 from nodewire.llm.speculation.ngram_proposer import NgramDrafter
-from nodewire.llm.speculation.proposer import Drafter
-from nodewire.llm.tokens.sampler import Sampler
 from nodewire.llm.tokens.tokenizer import Tokenizer
 from nodewire.weights.derived_tensors import READING_BYTES
 from nodewire.weights.tensorfile import DTYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from nodewire.llm.programs.programs import DriverProgram
+    from nodewire.llm.speculation.proposer import Drafter
+    from nodewire.llm.tokens.sampler import Sampler
 
 BLOCK = 64
 """Positions of a text that are computed at once."""

@@ -6,16 +6,19 @@ model's tokens, at every temperature.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol
 
 from nodewire.errors import BadTask
 from nodewire.llm.speculation.proposer import Candidate
-from nodewire.llm.tokens.sampler import Sampler
 from nodewire.llm.tokens.sampling_params import ranked
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from nodewire.llm.tokens.sampler import Sampler
 
 _MOST = 5
 _STEPS = (0.2, 0.4, 0.6, 0.8, 0.9, 0.97)  # of the drafter's own probability of what it says
@@ -31,8 +34,10 @@ class Decoder(Protocol):
 
 
 class SmallModel:
-    """A decoder that the drafters of several sessions share: each has the lane of one of `decoders` while it is among
-    those that were asked last, and with it what was computed of its text.
+    """A decoder that the drafters of several sessions share.
+
+    Each has the lane of one of `decoders` while it is among those that were asked last, and with it what was computed
+    of its text.
     """
 
     def __init__(self, *decoders: Decoder) -> None:

@@ -113,8 +113,9 @@ class Flight:
         return [*kept, self._send(())] if any(node.accepted for node in self._cells) else kept
 
     def _kept(self) -> list[InFlightFrame]:
-        """Those of them by which they have all rows of a chunk that is accepted: it can be closed before what is behind
-        it is computed, or paid for.
+        """Those of them by which they have all rows of a chunk that is accepted.
+
+        It can be closed before what is behind it is computed, or paid for.
         """
         found: list[InFlightFrame] = []
         while True:
@@ -149,8 +150,9 @@ class Flight:
             node.chance = 1.0 if node.parent is None else node.parent.chance * node.odds
 
     def grow(self, expand: Callable[[Node], Sequence[Guess]], worth: Worth, last: int, most: int = 2**40) -> None:
-        """Take in the likeliest guesses, one after the other, while there is room and each is worth it, until `most`
-        rows are to go out, the head's with them.
+        """Take in the likeliest guesses, one after the other, while there is room and each is worth it.
+
+        It ends when `most` rows are to go out, the head's with them.
 
         `expand` says what may follow a node, the likeliest first; no row goes beyond position `last`. A lane has two
         more: a cell for each position, and of those one for a head that finds all others taken by dead guesses.

@@ -8,10 +8,13 @@ costs the same however long the text.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nodewire.llm.speculation.proposer import Candidate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 LEAST = 2
 """Tokens that must agree for a match."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Place = TypeVar("Place")
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A token that may be next. `sort` is the drafter's own class of guesses (how sure it is, which rank): of each its
-    rate of right ones is measured; `prior` is what it is taken for before.
+    """A token that may be next.
+
+    `sort` is the drafter's own class of guesses (how sure it is, which rank): of each its rate of right ones is
+    measured; `prior` is what it is taken for before.
     """
 
     token: int

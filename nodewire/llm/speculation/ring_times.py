@@ -7,8 +7,10 @@ the slowest stage's time. So frames are best as wide as rows are cheap there, an
 from __future__ import annotations
 
 from math import sqrt
+from typing import TYPE_CHECKING
 
-from nodewire.llm.speculation.in_flight_tree import InFlightFrame
+if TYPE_CHECKING:
+    from nodewire.llm.speculation.in_flight_tree import InFlightFrame
 
 FILL = 0.8
 """How much of a turn the slowest stage is given to do: what is more only waits, and then makes others wait."""
@@ -88,8 +90,10 @@ class Pace:
         return self._turn.row / self.turn_ns if self.turn_ns else _TURN_PRIOR
 
     def width(self, lookahead: int) -> int:
-        """Rows to a frame, where at most `lookahead` are awaited: so many that they take a stage twice a row's time,
-        and no more than leave enough for the frames behind it.
+        """Rows to a frame, where at most `lookahead` are awaited.
+
+        They are so many that they take a stage twice a row's time, and no more than leave enough for the frames behind
+        it.
         """
         most = sqrt(lookahead / 2)
         if not self._gap.first:

@@ -10,14 +10,17 @@ what came.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.llm.speculation.acceptance_rate import Odds
-from nodewire.llm.speculation.in_flight_tree import Flight, InFlightFrame, Node
-from nodewire.llm.speculation.proposer import Candidate, Drafter
 from nodewire.llm.speculation.ring_times import Pace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from nodewire.llm.speculation.in_flight_tree import Flight, InFlightFrame, Node
+    from nodewire.llm.speculation.proposer import Candidate, Drafter
 
 LEAST_CHANCE = 1 / 1024
 """Below it nothing is sent, however cheap: others compute it."""
@@ -98,8 +101,9 @@ class DraftScheduler:
         return ranked[:MOST_GUESSES]
 
     def _is_worth_asking(self, number: int, node: Node, found: float) -> bool:
-        """Whether the time is well spent: likely enough to be better than what others have said already. Now and then
-        one is asked all the same, to see whether it has become better.
+        """Whether the time is well spent: likely enough to be better than what others have said already.
+
+        Now and then one is asked all the same, to see whether it has become better.
         """
         turn_ns = self.pace.turn_ns
         if not turn_ns or self._took_ns[number] < turn_ns / 1_000 or (node.parent is None and not self._count % _TRIES):

@@ -7,15 +7,18 @@ says, and who computes a generation again must be told the same: so its minor ve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from nodewire.errors import BadInput, Busy, Unsupported
-from nodewire.llm.tokens.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.llm.tokens.tokenizer import Tokenizer
 
 try:  # now or never: a worker opens no files later
     import llguidance
@@ -47,8 +50,9 @@ class Grammars:
         """What stands for an end token where the tokenizer has none of the model's: no model may say it."""
 
     def grammar(self, schema: str) -> Grammar:
-        """Raises Unsupported: llguidance is not installed, or cannot use the tokenizer. BadInput: not such a schema.
-        Busy: as many texts under schemas are under way as may be.
+        """Raises Unsupported: llguidance is not installed, or cannot use the tokenizer.
+
+        BadInput: not such a schema. Busy: as many texts under schemas are under way as may be.
         """
         if llguidance is None or not llguidance.__version__.startswith(RELEASE):
             raise Unsupported("json_schema", f"this provider has no llguidance {RELEASE}x")

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from nodewire.errors import BadTask
 from nodewire.llm.tokens.sentencepiece import MAX_PIECES, NORMAL, Piece, tokenizer_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"

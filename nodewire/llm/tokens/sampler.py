@@ -6,17 +6,21 @@ All of it follows from the parameters, the accepted tokens and the position, so 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from nodewire.errors import BadInput
-from nodewire.llm.tokens.grammar import Grammar
 from nodewire.llm.tokens.leeway import is_excused
 from nodewire.llm.tokens.sampling_params import Sampling, choose
-from nodewire.llm.tokens.tokenizer import Tokenizer
 from nodewire.text.stream import text_after
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.llm.tokens.grammar import Grammar
+    from nodewire.llm.tokens.tokenizer import Tokenizer
 
 MAX_TOLD_BYTES = 2_560
 """Of what is told of one token's log-probabilities: a frame's header has 4,096."""
@@ -65,8 +69,9 @@ class Sampler:
         return choose(self._open(logits), self.sampling, pos)
 
     def excuses(self, logits: Tensor, pos: int, token: int, dtype: torch.dtype) -> bool:
-        """Whether another machine may honestly have chosen `token` where `choose` takes a token by these logits, which
-        a head of this dtype made.
+        """Whether another machine may honestly have chosen `token` where `choose` takes a token by these logits.
+
+        A head of this dtype made them.
         """
         penalty = self.sampling.repetition_penalty
         scale = float(logits.abs().max()) * max(penalty, 1 / penalty)

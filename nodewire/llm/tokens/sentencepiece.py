@@ -6,12 +6,14 @@ https://github.com/google/sentencepiece: of neighbours that make a piece, the be
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from nodewire.errors import BadTask
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MAX_PIECES = 2**20
 MAX_PIECE_CHARS = 512
@@ -27,8 +29,9 @@ class Piece(NamedTuple):
 
 
 def tokenizer_of(pieces: Sequence[Piece], field: str, *, has_prefix: bool = True) -> Tokenizer:
-    """The tokenizer of these pieces, by id; nothing is put before a text, or after it. `has_prefix`: a text is read as
-    if it began with a space.
+    """The tokenizer of these pieces, by id; nothing is put before a text, or after it.
+
+    `has_prefix`: a text is read as if it began with a space.
 
     Raises:
         BadTask: a piece stands twice, or is too long, or a score is no number; it is `field` that is at fault.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as _Tokenizer
 
 from nodewire.errors import BadInput, TooLarge
 from nodewire.text.detokenizer import Detokenizer, guarded
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MAX_PROMPT_BYTES = 4 * 1_048_576
 _LEAST = 16

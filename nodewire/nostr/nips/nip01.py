@@ -9,17 +9,20 @@ malformed message by its id decodes it first (`decode`), then hands the array to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 
 from nodewire.errors import BadInput, TooLarge, Unsupported
 from nodewire.nostr import event as _event
-from nodewire.nostr.event import Event
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from nodewire.nostr.event import Event
 
 MAX_MESSAGE_BYTES = 131_072
 MAX_FILTERS = 64  # in one REQ or COUNT

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 import os
+from typing import TYPE_CHECKING
 
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
@@ -18,7 +19,9 @@ from cryptography.hazmat.primitives.ciphers.modes import CBC
 from cryptography.hazmat.primitives.padding import PKCS7
 
 from nodewire.errors import BadCiphertext, TooLarge
-from nodewire.nostr.keys import Keys
+
+if TYPE_CHECKING:
+    from nodewire.nostr.keys import Keys
 
 _BLOCK_BYTES = 16
 _IV = "?iv="

@@ -9,12 +9,15 @@ of the `nonce` tag, so that luck at a lower target does not count as work at a h
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import orjson
 
 from nodewire.errors import BadInput, BadTag, TimedOut
 from nodewire.nostr.event import Event, Tags, serialize
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 TAG = "nonce"
 MAX_TARGET_BITS = 64  # beyond what anybody mines; a larger number is a mistake

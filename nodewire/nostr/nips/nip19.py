@@ -7,11 +7,14 @@ Display and input only: none of these may stand inside an event.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadInput, TooLarge
 from nodewire.nostr import bech32_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 MAX_CHARS = 5_000
 _SPECIAL, _RELAY, _AUTHOR, _KIND = range(4)

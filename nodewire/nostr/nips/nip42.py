@@ -5,11 +5,14 @@ https://github.com/nostr-protocol/nips/blob/master/42.md
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from nodewire.errors import BadEvent, BadTag
 from nodewire.nostr.event import Event, sign
-from nodewire.nostr.keys import Keys
+
+if TYPE_CHECKING:
+    from nodewire.nostr.keys import Keys
 
 KIND = 22_242
 WINDOW_S = 600  # how far the event's time may be from the relay's

@@ -14,7 +14,7 @@ import hashlib
 import hmac
 import os
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
@@ -22,7 +22,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from nodewire.errors import BadCiphertext, BadInput, BadVersion, TooLarge
-from nodewire.nostr.keys import Keys
+
+if TYPE_CHECKING:
+    from nodewire.nostr.keys import Keys
 
 # Ours, so that the event around it stays under 64 KB. The NIP itself allows 2**32 - 1.
 MAX_PLAINTEXT_BYTES = 40_960

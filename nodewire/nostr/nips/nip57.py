@@ -13,14 +13,18 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadEvent, BadInput, BadSignature, BadZap, TooLarge
 from nodewire.nostr import event as _event
 from nodewire.nostr.event import Event, Tags, sign
-from nodewire.nostr.keys import Keys
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from nodewire.nostr.keys import Keys
 
 REQUEST = 9_734
 RECEIPT = 9_735

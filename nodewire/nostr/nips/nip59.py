@@ -9,16 +9,20 @@ through, and relays drop ephemeral events that look old, so its wrap carries the
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import orjson
 
 from nodewire.errors import BadEvent, BadSignature, TooLarge
 from nodewire.nostr import event as _event
-from nodewire.nostr.event import Event, Tags
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip44
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from nodewire.nostr.event import Event, Tags
 
 SEAL = 13
 GIFT_WRAP = 1_059

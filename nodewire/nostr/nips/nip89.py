@@ -6,10 +6,13 @@ https://github.com/nostr-protocol/nips/blob/master/89.md
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadEvent, BadTag, TooLarge
 from nodewire.nostr.event import Event, Tags, sign
-from nodewire.nostr.keys import Keys
+
+if TYPE_CHECKING:
+    from nodewire.nostr.keys import Keys
 
 KIND = 31_990
 MAX_KINDS = 256

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NodewireError, NotAllowed
 from nodewire.nostr.event import Event, sign
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips.nipb7 import from_header, to_header
+
+if TYPE_CHECKING:
+    from nodewire.nostr.keys import Keys
 
 KIND = 27_235
 WINDOW_S = 60

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from nodewire.errors import BadEvent, BadInput, BadTag, TooLarge
 from nodewire.nostr import event as _event
 from nodewire.nostr.event import Event, sign
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip40
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nodewire.nostr.keys import Keys
 
 TOKEN = 24_242
 SERVERS = 10_063

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from nodewire.oracle.committee.derivation import Key
-from nodewire.oracle.committee.state import Round
-from nodewire.protocol.committee.committee import Committee
-from nodewire.protocol.committee.oracle_round import Inventory
-from nodewire.protocol.committee.reputation import ReputationVerdict
 from nodewire.protocol.market import snapshot as _snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from nodewire.oracle.committee.derivation import Key
+    from nodewire.oracle.committee.state import Round
+    from nodewire.protocol.committee.committee import Committee
+    from nodewire.protocol.committee.oracle_round import Inventory
+    from nodewire.protocol.committee.reputation import ReputationVerdict
 
 
 @dataclass(frozen=True, slots=True)

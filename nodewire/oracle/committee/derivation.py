@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nodewire.core.slices import Sliced, whole
 from nodewire.errors import BadInput, NotAllowed
 from nodewire.nostr.event import Event
 from nodewire.nostr.event import parse as parse_event
-from nodewire.protocol.committee.committee import Committee
-from nodewire.protocol.committee.reputation import ReputationVerdict
 from nodewire.protocol.encoding import pieces
 from nodewire.protocol.market import heartbeat as _beat
 from nodewire.protocol.market import snapshot as _snapshot
-from nodewire.protocol.market.ad import Ad
-from nodewire.protocol.market.heartbeat import Beat
 from nodewire.protocol.market.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodewire.protocol.committee.committee import Committee
+    from nodewire.protocol.committee.reputation import ReputationVerdict
+    from nodewire.protocol.market.ad import Ad
+    from nodewire.protocol.market.heartbeat import Beat
 
 Key = tuple[str, ...]
 """A derivation's inputs: the cited inventories, the previous body's digest, and "crowded" of such a body."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from nodewire.core.bounded_dict import BoundedDict
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable
 
 _TOGETHER_S = 0.02
 """Beats come in crowds, and so do the ads that they name."""

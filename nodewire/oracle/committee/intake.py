@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from nodewire.core.slices import Sliced
 from nodewire.errors import BadInput
-from nodewire.nostr.event import Event
 from nodewire.oracle.committee import node_places
 from nodewire.oracle.committee.state import (
     Action,
@@ -28,7 +27,6 @@ from nodewire.protocol.committee import quorum_certificate as _certificate
 from nodewire.protocol.committee.commitment import Commitment
 from nodewire.protocol.committee.committee import KEPT_EPOCHS, VALID_EPOCHS
 from nodewire.protocol.committee.oracle_round import Inventory, InventoryEvent, Proposal, Supply, Vote
-from nodewire.protocol.committee.quorum_certificate import Certificate
 from nodewire.protocol.committee.reputation import COUNTED_AFTER, ReputationVerdict
 from nodewire.protocol.encoding import pieces, tags
 from nodewire.protocol.market import ad as _ad
@@ -36,6 +34,11 @@ from nodewire.protocol.market import bond as _bond
 from nodewire.protocol.market import heartbeat as _beat
 from nodewire.protocol.market import snapshot as _snapshot
 from nodewire.protocol.verification import verdict as _verdict
+
+if TYPE_CHECKING:
+    from nodewire.core.slices import Sliced
+    from nodewire.nostr.event import Event
+    from nodewire.protocol.committee.quorum_certificate import Certificate
 
 KEPT_CERTIFICATES = 16
 STRANGERS = _inventory.MAX_COMMITMENTS // 2

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from nodewire.core.persistent_map import PersistentMap
-from nodewire.core.slices import Sliced
 from nodewire.nostr.event import Event
 from nodewire.oracle.committee.state import FetchCertificates, FetchEvents, PendingBeats, Rank, State, Step
 from nodewire.protocol.committee.committee import VALID_EPOCHS
@@ -22,8 +22,11 @@ from nodewire.protocol.market import ad as _ad
 from nodewire.protocol.market import bond as _bond
 from nodewire.protocol.market import heartbeat as _beat
 from nodewire.protocol.market import snapshot as _snapshot
-from nodewire.protocol.market.bond import BondStatement
 from nodewire.protocol.market.heartbeat import Beat
+
+if TYPE_CHECKING:
+    from nodewire.core.slices import Sliced
+    from nodewire.protocol.market.bond import BondStatement
 
 MAX_PLACES = 2 * _snapshot.MAX_NODES
 MAX_WAITING = 4_096

@@ -24,14 +24,12 @@ most f oracles do not know the verdict, no snapshot has that node.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from nodewire.core.persistent_map import PersistentMap
 from nodewire.core.slices import Sliced, whole
 from nodewire.errors import BadInput
-from nodewire.nostr.event import Event
 from nodewire.oracle.committee import intake, node_places
 from nodewire.oracle.committee.citation import Citation
 from nodewire.oracle.committee.derivation import Derivation, DerivationResult
@@ -68,9 +66,14 @@ from nodewire.protocol.market import ad as _ad
 from nodewire.protocol.market import bond as _bond
 from nodewire.protocol.market import heartbeat as _beat
 from nodewire.protocol.market import snapshot as _snapshot
-from nodewire.protocol.market.ad import Ad
-from nodewire.protocol.market.heartbeat import Beat
-from nodewire.protocol.market.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from nodewire.nostr.event import Event
+    from nodewire.protocol.market.ad import Ad
+    from nodewire.protocol.market.heartbeat import Beat
+    from nodewire.protocol.market.snapshot import Snapshot
 
 LISTED_PER_NODE = 2
 FRESH = 4
@@ -413,8 +416,9 @@ _UNKNOWN: Literal["unknown"] = "unknown"
 
 
 def _previous(epoch: int, state: State) -> tuple[Snapshot | str | None, str, State, tuple[Action, ...]]:
-    """The snapshot certified last before `epoch` (None before the first, `_UNKNOWN` while its blob is fetched), and the
-    digest that a body cites for it.
+    """The snapshot certified last before `epoch`, and the digest that a body cites for it.
+
+    The snapshot is None before the first, and `_UNKNOWN` while its blob is fetched.
     """
     before = [certificate for certificate in state.certified if certificate.body.epoch < epoch]
     if not before:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from nodewire.core.persistent_map import PersistentMap
-from nodewire.nostr.event import Event
 from nodewire.oracle.committee.derivation import Derivation, DerivationResult, Key
-from nodewire.protocol.committee.commitment import CommitmentEvent
-from nodewire.protocol.committee.committee import Committee
-from nodewire.protocol.committee.epoch_body import Body
-from nodewire.protocol.committee.oracle_round import Inventory, InventoryEvent, Proposal
-from nodewire.protocol.committee.quorum_certificate import Certificate, Fault
-from nodewire.protocol.committee.reputation import ReputationVerdict
-from nodewire.protocol.market.ad import Ad
-from nodewire.protocol.market.bond import BondStatement
-from nodewire.protocol.market.heartbeat import Beat
 from nodewire.protocol.market.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodewire.nostr.event import Event
+    from nodewire.protocol.committee.commitment import CommitmentEvent
+    from nodewire.protocol.committee.committee import Committee
+    from nodewire.protocol.committee.epoch_body import Body
+    from nodewire.protocol.committee.oracle_round import Inventory, InventoryEvent, Proposal
+    from nodewire.protocol.committee.quorum_certificate import Certificate, Fault
+    from nodewire.protocol.committee.reputation import ReputationVerdict
+    from nodewire.protocol.market.ad import Ad
+    from nodewire.protocol.market.bond import BondStatement
+    from nodewire.protocol.market.heartbeat import Beat
 
 # ---- inputs -------------------------------------------------------------------------------------------------------
 

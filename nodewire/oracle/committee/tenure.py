@@ -13,8 +13,11 @@ from __future__ import annotations
 import gc
 import logging
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _log = logging.getLogger("nodewire.oracle.tenure")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from nodewire.oracle.court.ballots import sample_of
 from nodewire.oracle.court.case import (
@@ -25,6 +25,9 @@ from nodewire.oracle.court.case import (
 from nodewire.protocol.job.chunk import Opening
 from nodewire.protocol.verification.choices import tokens_edge
 from nodewire.protocol.verification.sample import MAX_SAMPLES, JobSamples, Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MAX_DRAWN = 1_024
 """Samples that are judged of one epoch: the first in the order in which they come."""

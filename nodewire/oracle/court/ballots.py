@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from nodewire.errors import BadInput
-from nodewire.nostr.event import Event
 from nodewire.oracle.court.case import (
     AGAIN_EPOCHS,
     Action,
@@ -24,6 +23,9 @@ from nodewire.protocol.committee import quorum_certificate as _certificate
 from nodewire.protocol.committee.oracle_round import Vote
 from nodewire.protocol.verification import verdict as _verdict
 from nodewire.protocol.verification.verdict import Certificate, Verdict
+
+if TYPE_CHECKING:
+    from nodewire.nostr.event import Event
 
 MAX_EARLY = 1_024
 """Votes of one oracle on samples that are not known here (yet)."""

@@ -1,21 +1,25 @@
-"""What an oracle knows of samples, what happens to them, and what it wants done: plain data for
-`verdict_rules.apply`.
+"""What an oracle knows of samples, what happens to them, and what it wants done.
+
+It is plain data for `verdict_rules.apply`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from nodewire.nostr.event import Event
-from nodewire.protocol.committee.committee import Committee
-from nodewire.protocol.committee.quorum_certificate import Fault
-from nodewire.protocol.job.chunk import Leaf, Opening
-from nodewire.protocol.model.manifest import Manifest
-from nodewire.protocol.verification.complaint import Complaint
-from nodewire.protocol.verification.sample import JobSamples, Sample
-from nodewire.protocol.verification.statement import Equivocation
-from nodewire.protocol.verification.verdict import Certificate, Verdict
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodewire.nostr.event import Event
+    from nodewire.protocol.committee.committee import Committee
+    from nodewire.protocol.committee.quorum_certificate import Fault
+    from nodewire.protocol.job.chunk import Leaf, Opening
+    from nodewire.protocol.model.manifest import Manifest
+    from nodewire.protocol.verification.complaint import Complaint
+    from nodewire.protocol.verification.sample import JobSamples, Sample
+    from nodewire.protocol.verification.statement import Equivocation
+    from nodewire.protocol.verification.verdict import Certificate, Verdict
 
 RootKey = tuple[str, str, str, int, int]
 """Provider, request, task, chunk, attempt."""
@@ -101,8 +105,9 @@ class OpeningResult:
 
 @dataclass(frozen=True, slots=True)
 class RecomputeResult:
-    """How a `Recompute` ended; None: the inputs are not to be had; `withheld`: because the provider does not show its
-    own part of them.
+    """How a `Recompute` ended.
+
+    None: the inputs are not to be had. `withheld`: because the provider does not show its own part of them.
     """
 
     key: str
@@ -129,8 +134,9 @@ class InputsDisclosure:
 
 @dataclass(frozen=True, slots=True)
 class FramesDisclosure:
-    """How a `PullFrames` ended: the leaves of the frames that the provider shows, which hash to those of its opening;
-    None: it shows none, or others.
+    """How a `PullFrames` ended: the leaves of the frames that the provider shows.
+
+    They hash to those of its opening. None: it shows none, or others.
     """
 
     key: str
@@ -162,8 +168,9 @@ class VerdictCame:
 
 @dataclass(frozen=True, slots=True)
 class UnfoundedComplaint:
-    """No certificate of an epoch up to `epoch` holds the roots of the claim that `complaint` is about; `task` is the
-    first that the plan has for the accused.
+    """No certificate of an epoch up to `epoch` holds the roots of the claim that `complaint` is about.
+
+    `task` is the first that the plan has for the accused.
     """
 
     complaint: Complaint
@@ -220,8 +227,9 @@ class Recompute:
 
 @dataclass(frozen=True, slots=True)
 class PullFrames:
-    """Ask the provider for its own frames of the sample's chunk, which `opening` is of; comes back as FramesShown,
-    whatever happens.
+    """Ask the provider for its own frames of the sample's chunk, which `opening` is of.
+
+    It comes back as FramesShown, whatever happens.
     """
 
     sample: Sample

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadInput, NodewireError, NotFound
-from nodewire.kind import Clock
-from nodewire.market import Market
-from nodewire.nostr.event import Event
 from nodewire.nostr.nips.nip01 import Filter
-from nodewire.nostr.relays import Relays
 from nodewire.oracle.court.case import UnfoundedComplaint
 from nodewire.protocol.job import request as job
-from nodewire.protocol.job.request import Request
 from nodewire.protocol.verification import complaint
 from nodewire.protocol.verification.complaint import CLAIMED_EPOCHS, ENOUGH_EPOCHS, HEARD_EPOCHS, Complaint
 from nodewire.verify.finality import certificates, final_roots
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from nodewire.kind import Clock
+    from nodewire.market import Market
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.relays import Relays
+    from nodewire.protocol.job.request import Request
 
 LOOKED_EPOCHS = 4
 """How long after its last epoch a complaint is looked into, if something is not to be had at first."""

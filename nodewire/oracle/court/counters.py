@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from nodewire.metrics.durations import Durations
-from nodewire.oracle.committee.state import State
-from nodewire.oracle.court import case as cases
-from nodewire.protocol.verification.verdict import Certificate
+
+if TYPE_CHECKING:
+    from nodewire.oracle.committee.state import State
+    from nodewire.oracle.court import case as cases
+    from nodewire.protocol.verification.verdict import Certificate
 
 
 class OracleFigures:

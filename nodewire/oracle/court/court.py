@@ -1,5 +1,6 @@
-"""The oracle's second half: relays, nodes, worker and journal around `verdict_rules.apply`. It decides nothing
-itself.
+"""The oracle's second half: relays, nodes, worker and journal around `verdict_rules.apply`.
+
+It decides nothing itself.
 """
 
 from __future__ import annotations
@@ -7,18 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nodewire.core.bounded_dict import BoundedDict
 from nodewire.errors import BadInput, LinkLost, NodewireError, Withheld
-from nodewire.kind import Clock
-from nodewire.market import Market
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips.nip01 import Filter
-from nodewire.nostr.relays import Relays
 from nodewire.oracle.court import verdict_rules
 from nodewire.oracle.court.case import (
     KEPT_EPOCHS,
@@ -48,21 +43,30 @@ from nodewire.oracle.court.case import (
 )
 from nodewire.oracle.court.complaints import Complaints
 from nodewire.oracle.court.counters import CourtFigures
-from nodewire.oracle.court.docket import Docket
 from nodewire.oracle.court.epoch_reader import EpochReader
-from nodewire.oracle.journal import Journal
 from nodewire.plan.epoch import Epochs
 from nodewire.protocol import kinds
 from nodewire.protocol.committee import oracle_round, quorum_certificate
-from nodewire.protocol.job.chunk import Leaf, Opening
 from nodewire.protocol.verification import sample as verification
 from nodewire.protocol.verification import verdict
 from nodewire.protocol.verification.comparison import compare
-from nodewire.protocol.verification.sample import Sample
 from nodewire.protocol.verification.verdict import Verdict
 from nodewire.verify.inquiry import Overloaded
 from nodewire.verify.recomputation import MAX_BYTES, ComputedLeaves, Equivocated, Inputs, Unopened, most_input_bytes
 from nodewire.verify.waiting_list import Cap, WaitingList
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from nodewire.kind import Clock
+    from nodewire.market import Market
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
+    from nodewire.nostr.relays import Relays
+    from nodewire.oracle.court.docket import Docket
+    from nodewire.oracle.journal import Journal
+    from nodewire.protocol.job.chunk import Leaf, Opening
+    from nodewire.protocol.verification.sample import Sample
 
 MAX_ASKING = 32
 """Cases at a time of which openings are pulled; and as many of which inputs are fetched, or wait to be computed."""
@@ -93,8 +97,9 @@ class Evidence(Protocol):
         """`node`'s opening of the sample's chunk, of whatever content. Raises a NodewireError if there is none."""
 
     async def frames(self, sample: Sample, epoch: int, opening: Opening) -> tuple[Leaf, ...]:
-        """The leaves of the provider's own frames, which hash to those of its `opening`. Raises a NodewireError if it
-        shows none.
+        """The leaves of the provider's own frames, which hash to those of its `opening`.
+
+        Raises a NodewireError if it shows none.
         """
 
     async def inputs(self, sample: Sample, epoch: int, *, last: bool, within_s: float) -> Inputs:
@@ -341,8 +346,9 @@ class Court:
         self._feed(ended)
 
     async def _computed(self, sample: Sample, epoch: int, last: bool) -> tuple[ComputedLeaves, Opening | None]:
-        """Fetch the inputs beside other cases' fetches, then compute when it is this case's turn. With the verifier's
-        opening that it was computed beside.
+        """Fetch the inputs beside other cases' fetches, then compute when it is this case's turn.
+
+        With the verifier's opening that it was computed beside.
 
         Raises:
             Overloaded: other cases took all of its time, or this machine is too slow.

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, zip_longest
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from nodewire.core.bounded_dict import BoundedDict
 from nodewire.errors import BadInput, NodewireError, NotFound
-from nodewire.market import Market
 from nodewire.net import host_port
 from nodewire.net.connection_limits import origin_of
 from nodewire.nostr.nips.nip01 import Filter
-from nodewire.nostr.relays import Relays
 from nodewire.oracle.court.arrivals import MAX_OTHERS
 from nodewire.oracle.court.case import EpochDraw, Parties, RootKey
-from nodewire.plan.epoch import Epoch
 from nodewire.plan.sample import draw, is_audited, is_inspected, place, turn
-from nodewire.protocol.committee.committee import Committee
 from nodewire.protocol.encoding.address import SpliceAddress, is_splice
 from nodewire.protocol.job import request as job
 from nodewire.protocol.job.plan import MAX_JOB_EPOCHS
 from nodewire.protocol.job.request import Request
-from nodewire.protocol.market.snapshot import Snapshot
 from nodewire.protocol.verification.sample import Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from nodewire.market import Market
+    from nodewire.nostr.relays import Relays
+    from nodewire.plan.epoch import Epoch
+    from nodewire.protocol.committee.committee import Committee
+    from nodewire.protocol.market.snapshot import Snapshot
 
 MAX_REQUESTS = 4_096
 """Job requests looked up for one epoch: the bonded nodes' by turns, then the others', so that nobody is crowded out."""
@@ -219,8 +222,9 @@ def _turns(of: Mapping[str, Iterable[T]], snapshot: Snapshot, committee: Committ
 
 
 def _origin(address: str) -> str:
-    """Where an ad's address is, as `nodewire.net.connection_limits` counts; of a splice, which one it is at which
-    host.
+    """Where an ad's address is, as `nodewire.net.connection_limits` counts.
+
+    Of a splice, which one it is at which host.
     """
     if not is_splice(address):
         return origin_of(host_port.parse(address)[0])

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nodewire.errors import NodewireError
-from nodewire.kind import Clock
 from nodewire.oracle.court.case import OPEN_EPOCHS, EpochDraw
 from nodewire.plan.epoch import KEPT, Epoch
-from nodewire.protocol.committee.committee import Committee
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from nodewire.kind import Clock
+    from nodewire.protocol.committee.committee import Committee
 
 GIVE_UP_EPOCHS = 3
 """An epoch that cannot be read so long after it closed keeps those after it waiting no more."""

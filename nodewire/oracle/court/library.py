@@ -8,14 +8,17 @@ again after it was replaced lacks it, and votes as f+1 others have found.
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NodewireError, NoQuorum
-from nodewire.market import Market
 from nodewire.nostr.nips.nip01 import Filter
-from nodewire.nostr.relays import Relays
 from nodewire.protocol import kinds
-from nodewire.protocol.market.snapshot import Snapshot
 from nodewire.protocol.model import manifest_event
+
+if TYPE_CHECKING:
+    from nodewire.market import Market
+    from nodewire.nostr.relays import Relays
+    from nodewire.protocol.market.snapshot import Snapshot
 
 MAX_KNOWN = 1_024
 """Manifests that are read ahead; further ones when they are needed, if they are still to be had."""

@@ -1,5 +1,6 @@
-"""Which passes an oracle counts: those of chunks whose verification share came before the draw. Others gave
-nobody anything.
+"""Which passes an oracle counts: those of chunks whose verification share came before the draw.
+
+Others gave nobody anything.
 
 Without that, jobs at no price, or of customers who pay no share, would have their provider's work judged by verifiers
 and oracles for nothing, and its reputation grow by it. Work that was withheld or is in doubt counts in any case.
@@ -9,14 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NodewireError, NotFound
 from nodewire.nostr.nips.nip01 import Filter
-from nodewire.nostr.relays import Relays
 from nodewire.pay.bond.bond_holder import BondHolder, is_share_paid
-from nodewire.protocol.committee.committee import Committee
 from nodewire.protocol.job import request
-from nodewire.protocol.verification.verdict import Verdict
+
+if TYPE_CHECKING:
+    from nodewire.nostr.relays import Relays
+    from nodewire.protocol.committee.committee import Committee
+    from nodewire.protocol.verification.verdict import Verdict
 
 ASKED_AFTER_EPOCHS = (0, 1, 2, 4)
 """A holder that is away is asked again so many epochs later: by the last the verdict is counted, or never."""

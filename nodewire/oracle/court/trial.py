@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from nodewire.oracle.court.ballots import join, vote
 from nodewire.oracle.court.case import (
@@ -20,12 +21,14 @@ from nodewire.oracle.court.case import (
     Step,
     UnfoundedComplaint,
 )
-from nodewire.protocol.job.chunk import Opening
 from nodewire.protocol.verification.arithmetic import excess_ppm, is_suspect, worse_outcome
 from nodewire.protocol.verification.choices import spared
 from nodewire.protocol.verification.comparison import Outcome, compare
 from nodewire.protocol.verification.forgery import forged
 from nodewire.protocol.verification.sample import Sample
+
+if TYPE_CHECKING:
+    from nodewire.protocol.job.chunk import Opening
 
 
 def judge(case: Case, state: State) -> Step:
@@ -140,8 +143,9 @@ def _lacks_frames(found: Outcome, case: Case, beside: Opening) -> bool:
 
 
 def _verified(case: Case) -> tuple[tuple[tuple[str, bool], ...], tuple[str, ...]]:
-    """The verifier that decides, with whether it did its part; and again, if it lied: its work is apart from one's own,
-    or it has the provider's very bytes with a sketch that is not theirs.
+    """The verifier that decides, with whether it did its part; and again, if it lied.
+
+    It lied if its work is apart from one's own, or it has the provider's very bytes with a sketch that is not theirs.
     """
     if case.verifier is None:
         return (), ()

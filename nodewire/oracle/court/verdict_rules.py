@@ -37,8 +37,8 @@ vote twice is proven a liar (8853).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from nodewire.oracle.court.arrivals import (
     drawn,
@@ -70,6 +70,9 @@ from nodewire.oracle.court.case import (
     VoteRecord,
 )
 from nodewire.oracle.court.trial import judge, unfounded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 def apply(what: Input, state: State) -> Step:

@@ -11,15 +11,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
 from contextlib import AsyncExitStack
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NodewireError, OverMemory
-from nodewire.kind import JobKind, Limits, Worker
-from nodewire.market import Market
 from nodewire.protocol.model.manifest import REFERENCE_ENGINE, Manifest
 from nodewire.worker.persistent_worker import LastingWorker, maker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from nodewire.kind import JobKind, Limits, Worker
+    from nodewire.market import Market
 
 _log = logging.getLogger("nodewire.oracle.workbench")
 
@@ -54,8 +58,9 @@ class Workbench:
     async def loaded(
         self, kind: JobKind, manifest: Manifest, task_name: str, *, engine: str = ""
     ) -> tuple[Worker, str]:
-        """A worker that holds the task, and its name there. Others that it holds make room. `engine` is another than
-        the manifest's.
+        """A worker that holds the task, and its name there.
+
+        Others that it holds make room. `engine` is another than the manifest's.
 
         Who gives up waiting does not end the loading: the next that asks finds it done.
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Iterator
 
 KEY = "job = ? AND payee = ? AND chunk = ? AND attempt = ?"
 """Of one debt or due, in SQL."""
 
 
 class Book:
-    """A method is one transaction, on disk (synchronous=FULL) before it returns. Those that say so leave that to
-    `Ledger.flushed`.
+    """A method is one transaction, on disk (synchronous=FULL) before it returns.
+
+    Those that say so leave that to `Ledger.flushed`.
     """
 
     _db: sqlite3.Connection

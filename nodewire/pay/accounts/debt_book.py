@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Iterable, Sequence
 from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NotAllowed, NotFound, OverBudget
 from nodewire.pay.accounts import debts
 from nodewire.pay.accounts.book import KEY, Book
 from nodewire.pay.accounts.debts import Debt, JobBudget, Key, Part, Payment
 from nodewire.pay.accounts.dues import NO_CREDIT, CreditTerms
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
 
 OLD_S = 7 * 86_400
 """A debt is paid after so long, however little it is."""
@@ -43,12 +46,15 @@ class DebtBook(Book):
     def plan(
         self, key: Key, amount_msat: int, *, budget: JobBudget | None = None, lnurl: str = "", at_s: int = 0
     ) -> Debt:
-        """Enter a debt, or find it as it stands. Routing fees come on top of the budget. What the payee was paid ahead
-        settles it at once. It is on disk after `flushed`, or the next step of a payment.
+        """Enter a debt, or find it as it stands.
+
+        Routing fees come on top of the budget. What the payee was paid ahead settles it at once. It is on disk after
+        `flushed`, or the next step of a payment.
 
         Raises:
             NotAllowed: it is entered with another amount.
             OverBudget: with it, the job would cost the budget's payees more than that.
+
 
         """
         with self._transaction(is_flushed=False):

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
 from dataclasses import astuple, dataclass, replace
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadInput, NotAllowed, NotFound
 from nodewire.pay.accounts import dues
 from nodewire.pay.accounts.book import KEY, Book
 from nodewire.pay.accounts.debts import Key, opens
 from nodewire.pay.accounts.dues import CreditTerms, Due
-from nodewire.pay.accounts.unbilled_payments import UnbilledPayments
-from nodewire.pay.lightning.wallet import Receipt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nodewire.pay.accounts.unbilled_payments import UnbilledPayments
+    from nodewire.pay.lightning.wallet import Receipt
 
 _OWN_FAULT = 0
 """When a job broke off, of those that the provider itself did."""
@@ -59,8 +63,9 @@ class DueBook(Book):
     """Deposits and tips."""
 
     def owe(self, due: Due, *, under_way: bool = False, claim: str = "") -> Due:
-        """Enter a due, or find it as it stands: settled at once where the customer's balance does. It is on disk after
-        `flushed`.
+        """Enter a due, or find it as it stands: settled at once where the customer's balance does.
+
+        It is on disk after `flushed`.
 
         `under_way`: whether it must be paid hangs on how its job ends. `went_through`, `broke_off` or `interrupted`
         will say that; the last will, too, if this process ends before. `claim`: the event that asks for it, which has
@@ -68,6 +73,7 @@ class DueBook(Book):
 
         Raises:
             NotAllowed: it is entered with another customer or amount.
+
 
         """
         with self._transaction(is_flushed=False):
@@ -106,8 +112,9 @@ class DueBook(Book):
         self._db.execute("UPDATE broken SET at_s = ? WHERE job = ? AND at_s IS NULL", (int(at_s), job))
 
     def interrupted(self, job: str | None = None) -> None:
-        """The provider itself broke off a job under way, or died amid all that were: their customers are not in debt
-        for what that left unpaid, however often.
+        """The provider itself broke off a job under way, or died amid all that were.
+
+        Their customers are not in debt for what that left unpaid, however often.
         """
         sql, told = "UPDATE broken SET at_s = ? WHERE at_s IS NULL", (_OWN_FAULT, *(() if job is None else (job,)))
         self._db.execute(sql if job is None else sql + " AND job = ?", told)
@@ -295,8 +302,9 @@ class DueBook(Book):
         return self._tab_msat(customer) <= self._credit.allowed_msat(self.paid_msat(customer))
 
     def in_debt(self, customer: str, now_s: float) -> bool:
-        """Whether a customer key owes more than the credit that it has earned, and let a due pass its time; or too many
-        of its jobs broke off unpaid: such a key gets no more.
+        """Whether a customer key owes more than the credit that it has earned, and let a due pass its time.
+
+        Or too many of its jobs broke off unpaid: such a key gets no more.
         """
         unpaid = "FROM dues LEFT JOIN broken USING (job, payee, chunk, attempt)"
         unpaid += " LEFT JOIN untold USING (job, payee, chunk, attempt) WHERE customer = ? AND state = 'due'"

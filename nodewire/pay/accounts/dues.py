@@ -7,11 +7,13 @@ is left is the customer's balance, which settles what falls due next. A deposit 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from nodewire.pay.accounts.debts import Key
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from nodewire.pay.accounts.debts import Key
 
 State = Literal["due", "settled"]
 
@@ -38,8 +40,9 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class CreditTerms:
-    """How much a customer may owe: `first_msat` before it has paid anything, else as much as it has paid, at most
-    `most_msat`.
+    """How much a customer may owe.
+
+    `first_msat` before it has paid anything, else as much as it has paid, at most `most_msat`.
     """
 
     first_msat: int = 0

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fractions import Fraction
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.pay.accounts.zaps import split
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
 
 _BUSY_S = 2.0
 _HOUR_US = 3_600_000_000

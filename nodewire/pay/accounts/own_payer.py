@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadInput, LinkLost, NodewireError, NotAllowed, NotFound, TimedOut
 from nodewire.pay.accounts.own_transfers import OwnTransfer, OwnTransfers
 from nodewire.pay.accounts.payer import Fees
 from nodewire.pay.lightning import invoices
-from nodewire.pay.lightning.invoices import Invoice
 from nodewire.pay.lightning.wallet import Transfer, Wallet, WalletInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nodewire.pay.lightning.invoices import Invoice
 
 _FEES = Fees()
 _ASK_S, _LONGEST_S = 0.2, 2.0

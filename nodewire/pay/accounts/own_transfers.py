@@ -6,14 +6,18 @@ one to somebody is pending no second one to the same is begun. So a command that
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadInput, NotAllowed, NotFound
 from nodewire.pay.accounts.debts import opens
-from nodewire.pay.lightning.wallet import Direction, State, Transfer
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Iterator
+
+    from nodewire.pay.lightning.wallet import Direction, State, Transfer
 
 TABLE = """CREATE TABLE IF NOT EXISTS own_transfers (
     payment_hash TEXT NOT NULL, direction TEXT NOT NULL, target TEXT NOT NULL, bolt11 TEXT NOT NULL,

@@ -7,20 +7,26 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from nodewire.errors import BadConfig, BadInput, LinkLost, NodewireError, NotAllowed, NotFound, PaymentFailed, TimedOut
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts import debts, zaps
-from nodewire.pay.accounts.debt_book import Tab
 from nodewire.pay.accounts.debts import Debt, JobBudget, Key, Payment
-from nodewire.pay.accounts.dues import CreditTerms
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.funds import Funds
-from nodewire.pay.lightning.lnurl import Fetch
-from nodewire.pay.lightning.wallet import Transfer, Wallet, WalletInfo
+
+if TYPE_CHECKING:
+    from nodewire.nostr.keys import Keys
+    from nodewire.pay.accounts.debt_book import Tab
+    from nodewire.pay.accounts.debts import Debt, JobBudget, Key
+    from nodewire.pay.accounts.dues import CreditTerms
+    from nodewire.pay.accounts.ledger import Ledger
+    from nodewire.pay.lightning.lnurl import Fetch
+    from nodewire.pay.lightning.wallet import Transfer, Wallet, WalletInfo
 
 BuildRequest = Callable[..., Event]
 """Signs a zap request, as `zaps.build_request` does."""

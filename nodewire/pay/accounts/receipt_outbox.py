@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from yarl import URL
 
@@ -20,6 +19,9 @@ from nodewire.errors import BadInput, Busy, LinkLost, NodewireError, TimedOut
 from nodewire.nostr import relay_visit
 from nodewire.nostr.event import Event
 from nodewire.nostr.event import parse as parse_event
+
+if TYPE_CHECKING:
+    import sqlite3
 
 Publish = Callable[[Event, tuple[str, ...]], Awaitable[None]]
 """Brings an event to the one relay that is named, or, where none is, to the provider's own, of which one must take it.
@@ -55,8 +57,10 @@ CREATE INDEX IF NOT EXISTS receipt_relays_waiting ON receipt_relays (relay) WHER
 
 
 def relays_of(named: Iterable[str], own: frozenset[str] = frozenset()) -> tuple[str, ...]:
-    """Where a receipt goes: to the first `MAX_RELAYS` relays that the request names, and to the provider's `own` (one
-    of these is enough) where none of them is named. What is no relay's URL is passed over.
+    """Where a receipt goes.
+
+    To the first `MAX_RELAYS` relays that the request names, and to the provider's `own` (one of these is enough) where
+    none of them is named. What is no relay's URL is passed over.
     """
     found: dict[str, None] = {}
     for text in named:

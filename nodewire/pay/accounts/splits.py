@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadInput, NodewireError
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip57
 from nodewire.nostr.nips.nip57 import Share, ZapTarget
 from nodewire.pay.accounts.debts import Debt, Key
 from nodewire.pay.accounts.payer import Payer, ZapTerms
 from nodewire.pay.lightning import lnurl
+
+if TYPE_CHECKING:
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
 
 _AT_ONCE = 8
 Where = Callable[[str], Awaitable[str]]
@@ -26,8 +29,9 @@ Where = Callable[[str], Awaitable[str]]
 
 @dataclass(frozen=True, slots=True)
 class SplitZap:
-    """`name` (64 hex digits) tells it from other zaps of the same. `event` or `address` is what is zapped, if anything
-    but the receivers; `relays` are where receipts go.
+    """`name` (64 hex digits) tells it from other zaps of the same.
+
+    `event` or `address` is what is zapped, if anything but the receivers; `relays` are where receipts go.
     """
 
     name: str
@@ -48,12 +52,14 @@ class ShareOutcome:
 
 
 def shares_of(event: Event, amount_msat: int) -> tuple[Share, ...]:
-    """The shares of a zap of an event: by its `zap` tags, one for each key, or all of it for the author where it has
-    none. They sum to `amount_msat`.
+    """The shares of a zap of an event.
+
+    By its `zap` tags, one for each key, or all of it for the author where it has none. They sum to `amount_msat`.
 
     Raises:
         BadZap: its `zap` tags are malformed.
         BadInput: the amount is out of range.
+
 
     """
     return merged(nip57.split(event.tags, amount_msat) or [Share(event.pubkey, "", amount_msat)])

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadInput, NotAllowed, NotFound
-from nodewire.pay.accounts.debts import Debt
-from nodewire.pay.accounts.dues import Due
-from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.lightning import invoices
-from nodewire.pay.lightning.wallet import Direction, Transfer, Wallet, WalletInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodewire.pay.accounts.debts import Debt
+    from nodewire.pay.accounts.dues import Due
+    from nodewire.pay.accounts.ledger import Ledger
+    from nodewire.pay.lightning.wallet import Direction, Transfer, Wallet, WalletInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,24 +6,30 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from nodewire.errors import BadInput, BadZap, Busy, NodewireError, NotAllowed, NotFound
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip57
 from nodewire.nostr.nips.nip57 import ZapRequest
 from nodewire.pay.accounts import zaps
 from nodewire.pay.accounts.debts import Key
 from nodewire.pay.accounts.due_book import Quote
 from nodewire.pay.accounts.dues import Due
-from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.accounts.payer import PAID
 from nodewire.pay.accounts.receipt_outbox import KEPT_S, Publish, ReceiptCourier, relays_of
 from nodewire.pay.accounts.unbilled_payments import PaidZap, UnbilledInvoice
 from nodewire.pay.lightning import invoices
-from nodewire.pay.lightning.invoices import Invoice
-from nodewire.pay.lightning.wallet import Receipt, Wallet, WalletInfo
+from nodewire.pay.lightning.wallet import Receipt
+
+if TYPE_CHECKING:
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
+    from nodewire.pay.accounts.debts import Key
+    from nodewire.pay.accounts.dues import Due
+    from nodewire.pay.accounts.ledger import Ledger
+    from nodewire.pay.lightning.invoices import Invoice
+    from nodewire.pay.lightning.wallet import Wallet, WalletInfo
 
 Expect = Callable[[ZapRequest], None]
 """What the operator's policy demands of a zap request besides; raises a typed error to refuse."""
@@ -42,8 +48,9 @@ log = logging.getLogger("nodewire.pay")
 
 
 class Till:
-    """Takes zaps for `keys` into `wallet`, by the book of `ledger`. `own_relays` are those that `publish` brings an
-    event to where none is named.
+    """Takes zaps for `keys` into `wallet`, by the book of `ledger`.
+
+    `own_relays` are those that `publish` brings an event to where none is named.
     """
 
     def __init__(
@@ -115,11 +122,13 @@ class Till:
         return await self._invoice(key, due.amount_msat, "", f"{key.job}:{key.chunk}", expiry_s)
 
     async def tip(self, amount_msat: int, metadata: str, comment: str, origin: str) -> Invoice:
-        """The invoice for a plain payment over LNURL (LUD-06), which commits to the endpoint's `metadata`; `comment`
-        is the payer's (LUD-12).
+        """The invoice for a plain payment over LNURL (LUD-06), which commits to the endpoint's `metadata`.
+
+        `comment` is the payer's (LUD-12).
 
         Raises:
             Busy: too many invoices for tips are open.
+
 
         """
         return await self._unbilled_invoice(amount_msat, metadata, origin, comment=comment)
@@ -246,8 +255,10 @@ class Till:
             return []
 
     async def take_receipt(self, receipt: Event, nostr_pubkey: str) -> list[Due]:
-        """Look for the payment of a zap whose receipt (a verified event) is signed by `nostr_pubkey`, the service of
-        the wallet's own lightning address; the dues that it settles.
+        """Look for the payment of a zap whose receipt a service has signed; the dues that it settles.
+
+        `receipt` is a verified event. Its signer must be `nostr_pubkey`, the service of the wallet's own lightning
+        address.
 
         Such a service makes the invoices, so its receipt alone says what a payment is for. Whether it came, and how
         much, is for the wallet's record to say.

@@ -6,13 +6,17 @@ plain payment over LNURL has no sender and is a tip. Which it is, is decided whe
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadInput, NotAllowed
 from nodewire.pay.accounts.debts import opens
-from nodewire.pay.lightning.wallet import Receipt
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Callable, Sequence
+
+    from nodewire.pay.lightning.wallet import Receipt
 
 _MONEY = """payment_hash TEXT PRIMARY KEY, sender TEXT NOT NULL, amount_msat INTEGER NOT NULL, at_s INTEGER NOT NULL,
     preimage TEXT NOT NULL, comment TEXT NOT NULL, request TEXT NOT NULL, zap_request TEXT NOT NULL,

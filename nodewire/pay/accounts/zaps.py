@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadInput, BadZap
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip57
-from nodewire.nostr.nips.nip57 import ZapRequest
 from nodewire.pay.accounts.debts import Key
 from nodewire.pay.lightning import invoices
-from nodewire.pay.lightning.invoices import Invoice
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Sequence
+
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
+    from nodewire.nostr.nips.nip57 import ZapRequest
+    from nodewire.pay.lightning.invoices import Invoice
 
 MAX_CHUNK = 2**31 - 1
 _DECIMAL = re.compile(r"0|[1-9][0-9]{0,9}")

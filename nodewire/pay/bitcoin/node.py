@@ -8,16 +8,19 @@ from __future__ import annotations
 import base64
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 import orjson
 from yarl import URL
 
 from nodewire.errors import BadConfig, BadInput, LinkLost, NodewireError, NotAllowed, NotFound, PaymentFailed, TimedOut
-from nodewire.pay.bitcoin.taproot import TaprootOutput
 from nodewire.pay.bitcoin.transaction import Outpoint, Transaction
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nodewire.pay.bitcoin.taproot import TaprootOutput
 
 MAX_ANSWER_BYTES = 8_000_000
 _NETWORKS = {"main": "bc", "test": "tb", "testnet4": "tb", "signet": "tbs", "regtest": "bcrt"}

@@ -5,14 +5,17 @@ https://github.com/bitcoin/bips/blob/master/bip-0341.mediawiki and bip-0342. Key
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import bech32
 from coincurve import PrivateKey, PublicKey
 
 from nodewire.errors import BadInput
 from nodewire.protocol.encoding.canonical import tagged_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 NUMS = bytes.fromhex("50929b74c1a04954b78b4b6035e97a5e078a5a0f28ec96d547bfee9ace803ac0")
 """The point of BIP-341 whose secret nobody can know: an output with it as its key is spent by a script alone."""

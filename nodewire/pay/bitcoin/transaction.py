@@ -6,12 +6,15 @@ Every signature here is of the default hash type: it is for all inputs and all o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadInput
 from nodewire.pay.bitcoin.taproot import compact_size, leaf_hash
 from nodewire.protocol.encoding.canonical import tagged_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MOST_SAT = 2_100_000_000_000_000
 RBF = 0xFFFFFFFD

@@ -7,14 +7,17 @@ provider and T finds the one output that can be the vault.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadInput, BadSignature, NoQuorum
 from nodewire.nostr.keys import Keys, verify
 from nodewire.pay.bitcoin import taproot
 from nodewire.pay.bitcoin.taproot import NUMS, TaprootOutput
 from nodewire.pay.bitcoin.transaction import Outpoint, Transaction, TransactionOutput
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 DUST_SAT = 330
 """Less than that in a Taproot output is not relayed."""

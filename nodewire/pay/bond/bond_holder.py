@@ -5,21 +5,25 @@ Packages bring implementations (`registry`). A statement counts for a committee 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nodewire.errors import BadInput, NotAllowed, NotFound
 from nodewire.nostr.event import Event
 from nodewire.nostr.event import verify as verify_event
-from nodewire.nostr.keys import Keys
-from nodewire.pay.bond.bonds import State
 from nodewire.pay.bond.settlement import committees_share_msat, drawn_at_ms, unit_share_msat
-from nodewire.protocol.committee.committee import Committee
-from nodewire.protocol.job.request import Request
 from nodewire.protocol.market import bond as statements
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from nodewire.nostr.keys import Keys
+    from nodewire.pay.bond.bonds import State
+    from nodewire.protocol.committee.committee import Committee
+    from nodewire.protocol.job.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +153,9 @@ class BondHolder(Protocol):
         """What came in for a request, less fees, and what is left of it, in msat."""
 
     async def share_msat(self, request: str, customer: str, chunk: int, before_ms: int) -> int:
-        """What the customer (pubkey) had zapped for one chunk of the job before then (unix milliseconds), the
-        committee's fee included.
+        """What the customer (pubkey) had zapped for one chunk of the job before then (unix milliseconds).
+
+        The committee's fee is included.
         """
 
     async def close(self) -> None: ...
@@ -185,8 +190,9 @@ class HolderSettings(Protocol):
 async def is_share_paid(
     holder: BondHolder, request: Request, chunk: int, epoch: int, committee: Committee, number: int = 1
 ) -> bool:
-    """Whether the verification share that `committee` asks for the chunk had come before `epoch` could draw it, if it
-    is the job's unit of this `number`, from 1.
+    """Whether the verification share that `committee` asks for the chunk had come before `epoch` could draw it.
+
+    The chunk is the job's unit of this `number`, from 1.
 
     Never for what costs nothing, of which nobody can be paid a part; always where the committee asks for none. The
     plan's own share says nothing here: who plans for oneself could write 0. One that comes after the draw could be

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadInput, NotFound
-from nodewire.nostr.event import Event
 from nodewire.nostr.nips.nip01 import Filter
-from nodewire.nostr.relays import Relays
-from nodewire.pay.bond.bond_holder import BondHolder
 from nodewire.protocol import kinds
-from nodewire.protocol.committee.committee import Committee
 from nodewire.protocol.verification import verdict
-from nodewire.protocol.verification.verdict import Certificate
+
+if TYPE_CHECKING:
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.relays import Relays
+    from nodewire.pay.bond.bond_holder import BondHolder
+    from nodewire.protocol.committee.committee import Committee
+    from nodewire.protocol.verification.verdict import Certificate
 
 RECENT_EPOCHS = 1_024
 """How old a verdict on others' jobs may be; those on jobs of the key itself are all looked at."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from nodewire.errors import BadConfig
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
-from nodewire.pay.bond.bond_holder import ClaimPayment, HeldBond, Holder, VerdictSettlement
-from nodewire.protocol.committee.committee import Committee
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
+    from nodewire.pay.bond.bond_holder import ClaimPayment, HeldBond, Holder, VerdictSettlement
+    from nodewire.protocol.committee.committee import Committee
 
 
 class NoBondHolder:

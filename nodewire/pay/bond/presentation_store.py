@@ -7,12 +7,14 @@ crash moves nothing twice.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from nodewire.core.sqlite import open_versioned
 from nodewire.nostr.event import Event, parse
 from nodewire.protocol.verification import verdict
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 KEPT_EPOCHS = 10_000
 State = Literal["certified", "presented", "done"]

@@ -11,19 +11,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadConfig, BadInput, LinkLost, NodewireError, NotAllowed, NotFound
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips.nip01 import Filter
-from nodewire.nostr.relays import Relays
-from nodewire.pay.bond.bond_holder import BondHolder, VerdictSettlement
 from nodewire.pay.bond.presentation_store import KEPT_EPOCHS, OpenVerdict, PresentationStore
 from nodewire.protocol import kinds
-from nodewire.protocol.committee.committee import Committee
 from nodewire.protocol.verification import verdict
-from nodewire.protocol.verification.verdict import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
+    from nodewire.nostr.relays import Relays
+    from nodewire.pay.bond.bond_holder import BondHolder, VerdictSettlement
+    from nodewire.protocol.committee.committee import Committee
+    from nodewire.protocol.verification.verdict import Verdict
 
 LATE_EPOCHS = 16
 """How old a certificate may be that is presented after a restart: so long a bond waits for its verdicts."""

@@ -21,13 +21,16 @@ Without a conviction verifiers are paid out of the treasury.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadInput
-from nodewire.protocol.committee.committee import Committee
-from nodewire.protocol.job.plan import Plan
-from nodewire.protocol.job.request import Request
 from nodewire.protocol.tensors.fingerprint import MILLION
-from nodewire.protocol.verification.verdict import Verdict
+
+if TYPE_CHECKING:
+    from nodewire.protocol.committee.committee import Committee
+    from nodewire.protocol.job.plan import Plan
+    from nodewire.protocol.job.request import Request
+    from nodewire.protocol.verification.verdict import Verdict
 
 PREFILL_DISCOUNT = 12
 """A position before the sampled chunk is paid by this part of a decoded one's price, as they are computed many at once.

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import orjson
@@ -22,6 +21,9 @@ from nodewire.errors import (
     TimedOut,
 )
 from nodewire.pay.ecash.proofs import BlankOutput, Proof, unblind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MAX_ANSWER_BYTES = 4_000_000
 UNIT = "sat"

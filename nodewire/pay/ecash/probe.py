@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NotAllowed
 from nodewire.nostr.keys import Keys
 from nodewire.pay.ecash.mint import Mint, MintRefused
 from nodewire.pay.ecash.proofs import BlankOutput, Lock, Proof, blanks, loose_digest, sig_all_digest, witness
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _FAR_S = 4_000_000_000
 QUORUM, KEYS = 3, 4

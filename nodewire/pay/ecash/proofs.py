@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from nodewire.errors import BadInput, BadSignature
 from nodewire.nostr.keys import Keys, verify
 from nodewire.pay.ecash import blind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 MAX_SECRET_CHARS = 4_096
 MAX_PROOFS = 256

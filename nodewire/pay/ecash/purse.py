@@ -6,18 +6,20 @@ ended: the outputs of each are restored from the mint (NUT-09), or the same requ
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import orjson
 
 from nodewire.core.sqlite import open_versioned
 from nodewire.errors import NotFound, PaymentFailed
 from nodewire.pay.ecash.proofs import BlankOutput, Proof, parse_output, parse_proof
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
 OperationKind = Literal["swap", "mint", "melt"]
 _SCHEMA = """
@@ -171,8 +173,9 @@ class Purse:
         self._db.execute("UPDATE operations SET outputs = ? WHERE number = ?", (told, number))
 
     def end(self, number: int, came: Sequence[Proof], *, spent: bool = True) -> bool:
-        """Inside a transaction: the operation's inputs are gone (or free again), and this came for them. False if it
-        had ended before, and nothing changes.
+        """Inside a transaction: the operation's inputs are gone (or free again), and this came for them.
+
+        False if it had ended before, and nothing changes.
         """
         if self._db.execute("DELETE FROM operations WHERE number = ?", (number,)).rowcount != 1:
             return False

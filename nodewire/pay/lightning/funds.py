@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from nodewire.errors import PaymentFailed
-from nodewire.pay.lightning.wallet import Wallet
+
+if TYPE_CHECKING:
+    from nodewire.pay.lightning.wallet import Wallet
 
 
 class Funds:
@@ -15,8 +18,10 @@ class Funds:
         self._balance = asyncio.ensure_future(_balance_msat(wallet))
 
     async def check(self, least_msat: int) -> None:
-        """Check that the wallet holds so much. Where nothing is to be paid, the wallet is not waited for. One that
-        does not tell its balance is not held to have none.
+        """Check that the wallet holds so much.
+
+        Where nothing is to be paid, the wallet is not waited for. One that does not tell its balance is not held to
+        have none.
 
         Raises:
             PaymentFailed: the wallet holds less; both amounts are named.

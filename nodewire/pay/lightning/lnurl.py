@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import orjson
@@ -24,6 +24,9 @@ from nodewire.nostr import bech32_text
 from nodewire.nostr.event import Event
 from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.invoices import Invoice
+
+if TYPE_CHECKING:
+    from yarl import URL
 
 MAX_ANSWER_BYTES = 65_536
 _MOST_SAID = 200

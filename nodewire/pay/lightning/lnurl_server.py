@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from aiohttp import web
@@ -23,6 +23,9 @@ from nodewire.errors import BadInput, Busy, NodeFailed, NodewireError, NotAllowe
 from nodewire.net import http_server
 from nodewire.net.connection_limits import origin_of
 from nodewire.pay.lightning.invoices import MAX_MSAT, Invoice
+
+if TYPE_CHECKING:
+    import socket
 
 MAX_ZAP_REQUEST_CHARS = 4_096
 MAX_COMMENT_CHARS = 255
@@ -56,11 +59,13 @@ origin that asks. Raises a typed error to refuse.
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One name at `base_url` (scheme, host, port; no path). Receipts will be signed by `nostr_pubkey`. Without `tip` it
-    takes zaps only.
+    """One name at `base_url` (scheme, host, port; no path).
+
+    Receipts will be signed by `nostr_pubkey`. Without `tip` it takes zaps only.
 
     Raises:
         BadInput: it takes nothing: `min_msat` is none, or above `max_msat`.
+
 
     """
 
@@ -143,7 +148,7 @@ def routes(endpoint: Endpoint) -> list[web.RouteDef]:
 
 
 @asynccontextmanager
-async def serving(endpoint: Endpoint, listening: socket.socket) -> AsyncIterator[None]:
+async def serve_endpoint(endpoint: Endpoint, listening: socket.socket) -> AsyncIterator[None]:
     """Serve `endpoint` on a bound socket, to strangers (`nodewire.net.http_server`)."""
     app = web.Application(middlewares=[_in_turn(), _for_browsers])
     app.add_routes(routes(endpoint))
@@ -152,7 +157,7 @@ async def serving(endpoint: Endpoint, listening: socket.socket) -> AsyncIterator
         orjson.dumps(_refusal(BadInput("request", f"no HTTP, or a line of more than {MAX_LINE_BYTES} bytes"))),
         _CORS,
     )
-    async with http_server.serving(
+    async with http_server.serve_app(
         app,
         listening,
         most=MAX_CONNECTIONS,

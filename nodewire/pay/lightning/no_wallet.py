@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from nodewire.errors import NotAllowed, NotFound
 from nodewire.pay.lightning.invoices import REGTEST, Invoice
 from nodewire.pay.lightning.wallet import Direction, Receipt, Transfer, WalletInfo
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 
 def _refuse() -> NoReturn:

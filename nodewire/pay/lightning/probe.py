@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from nodewire.errors import BadInput, NodewireError, NotFound
 from nodewire.pay.lightning.wallet import Ability, Wallet, WalletInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
 State = Literal["works", "said", "lacks", "fails"]
 """Tried; said by the wallet and not tried, since it would cost something; not there; there and wrong."""

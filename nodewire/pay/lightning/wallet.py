@@ -5,11 +5,13 @@ Packages bring implementations (`registry`). One contract suite in tests/pay run
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
-from nodewire.pay.lightning.invoices import Invoice
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from nodewire.pay.lightning.invoices import Invoice
 
 Direction = Literal["in", "out"]
 State = Literal["open", "pending", "settled", "failed"]
@@ -69,8 +71,10 @@ class Receipt:
 
 
 class Wallet(Protocol):
-    """Every method may raise LinkLost or TimedOut (the wallet cannot be reached; what was asked may have happened), and
-    NotAllowed (it does not know its owner, or lacks the ability).
+    """Every method may raise LinkLost or TimedOut, and NotAllowed.
+
+    LinkLost and TimedOut: the wallet cannot be reached, and what was asked may have happened. NotAllowed: it does not
+    know its owner, or lacks the ability.
     """
 
     async def info(self) -> WalletInfo:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from nodewire.errors import LinkLost, NotFound, PaymentFailed, TimedOut
-from nodewire.pay.lightning.invoices import Invoice
 from nodewire.pay.lightning.wallet import Direction, Transfer
+
+if TYPE_CHECKING:
+    from nodewire.pay.lightning.invoices import Invoice
 
 _ASK_S, _LONGEST_S = 0.2, 2.0
 """Between two looks into the wallet's record: the first pause, and the longest."""

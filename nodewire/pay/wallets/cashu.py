@@ -13,10 +13,8 @@ import logging
 import os
 import re
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from nodewire.errors import (
     BadConfig,
@@ -32,8 +30,13 @@ from nodewire.pay.ecash.mint import Mint, MintRefused, Quote
 from nodewire.pay.ecash.proofs import BlankOutput, Proof, blanks, unblind_one
 from nodewire.pay.ecash.purse import Operation, Purse, SentPayment
 from nodewire.pay.lightning import cursor, invoices
-from nodewire.pay.lightning.invoices import Invoice
 from nodewire.pay.lightning.wallet import Ability, Direction, Receipt, Transfer, WalletInfo
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from nodewire.pay.lightning.invoices import Invoice
 
 _SAT_MSAT = 1_000
 _MOST_MSAT = 100_000_000_000  # 1 BTC

@@ -13,9 +13,7 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from nodewire.errors import (
     BadInput,
@@ -28,11 +26,16 @@ from nodewire.errors import (
     Unsupported,
 )
 from nodewire.pay.lightning import cursor, invoices
-from nodewire.pay.lightning.invoices import Invoice
 from nodewire.pay.lightning.wallet import Ability, Direction, Receipt, State, Transfer, WalletInfo
 from nodewire.pay.wallets import rest
 from nodewire.pay.wallets.attempts import Attempts
 from nodewire.pay.wallets.rest import Access, Answer, RestService
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from nodewire.pay.lightning.invoices import Invoice
 
 _MOST_MSAT = 100_000_000_000  # 1 BTC
 _FINAL_CLTV = 18

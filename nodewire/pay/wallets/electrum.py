@@ -11,19 +11,22 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any, ClassVar, Self, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 
 import aiohttp
 import orjson
 
 from nodewire.errors import BadConfig, BadInput, LinkLost, NodewireError, NotAllowed, NotFound, TimedOut, Unsupported
 from nodewire.pay.lightning import invoices
-from nodewire.pay.lightning.invoices import Invoice
 from nodewire.pay.lightning.wallet import ABILITIES, Direction, Receipt, State, Transfer, WalletInfo
 from nodewire.pay.wallets import history
 from nodewire.pay.wallets.history import ListedInvoice
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from nodewire.pay.lightning.invoices import Invoice
 
 MAX_ANSWER_BYTES = 4_000_000
 VERSION = 1

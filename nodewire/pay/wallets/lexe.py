@@ -8,17 +8,20 @@ and has no say in fees. Told the same invoice again, it answers with the first p
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
-from typing import Any, ClassVar, NoReturn, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 from nodewire.errors import BadConfig, LinkLost, NotAllowed, NotFound
 from nodewire.pay.lightning import invoices
-from nodewire.pay.lightning.invoices import Invoice
 from nodewire.pay.lightning.wallet import Ability, Direction, Receipt, State, Transfer, WalletInfo
 from nodewire.pay.wallets import rest
 from nodewire.pay.wallets.attempts import Attempts
 from nodewire.pay.wallets.rest import Access
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
+
+    from nodewire.pay.lightning.invoices import Invoice
 
 _SAT_MSAT = 1_000
 _MOST_MSAT = 100_000_000_000  # 1 BTC

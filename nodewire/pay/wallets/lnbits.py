@@ -10,10 +10,8 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from nodewire.errors import (
     BadInput,
@@ -25,11 +23,16 @@ from nodewire.errors import (
     PaymentFailed,
 )
 from nodewire.pay.lightning import invoices
-from nodewire.pay.lightning.invoices import Invoice
 from nodewire.pay.lightning.wallet import Ability, Direction, Receipt, Transfer, WalletInfo
 from nodewire.pay.wallets import history
 from nodewire.pay.wallets.history import ListedInvoice
 from nodewire.pay.wallets.rest import Access, RestService
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from nodewire.pay.lightning.invoices import Invoice
 
 _SAT_MSAT = 1_000
 _MOST_MSAT = 100_000_000_000  # 1 BTC

@@ -13,10 +13,8 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 from urllib.parse import parse_qs, urlsplit
 
 import orjson
@@ -38,12 +36,17 @@ from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip04, nip44
 from nodewire.nostr.nips.nip01 import Filter
 from nodewire.nostr.pool import Pool
-from nodewire.nostr.subscription import Subscription
 from nodewire.pay.lightning import invoices
-from nodewire.pay.lightning.invoices import Invoice
 from nodewire.pay.lightning.wallet import Ability, Direction, Receipt, Transfer, WalletInfo
 from nodewire.pay.wallets import history
 from nodewire.pay.wallets.history import ListedInvoice
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from nodewire.nostr.subscription import Subscription
+    from nodewire.pay.lightning.invoices import Invoice
 
 INFO, REQUEST, RESPONSE = 13_194, 23_194, 23_195
 MAX_ANSWER_BYTES = 262_144

@@ -11,18 +11,21 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from nodewire.errors import BadInput, LinkLost, NodewireError, NotAllowed, NotFound, Unsupported
 from nodewire.pay.lightning import invoices
-from nodewire.pay.lightning.invoices import Invoice
 from nodewire.pay.lightning.wallet import Direction, Receipt, State, Transfer, WalletInfo
 from nodewire.pay.wallets import history, rest
 from nodewire.pay.wallets.attempts import Attempts
 from nodewire.pay.wallets.history import ListedInvoice
 from nodewire.pay.wallets.rest import Access, Answer, RestService
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from nodewire.pay.lightning.invoices import Invoice
 
 _SAT_MSAT = 1_000
 _MOST_MSAT = 100_000_000_000  # 1 BTC

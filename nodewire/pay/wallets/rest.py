@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 import orjson
@@ -23,7 +21,12 @@ from nodewire.errors import (
     TimedOut,
     Unsupported,
 )
-from nodewire.pay.lightning.wallet import Ability
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+    from pathlib import Path
+
+    from nodewire.pay.lightning.wallet import Ability
 
 MAX_ANSWER_BYTES = 4_000_000
 MAX_SECRET_CHARS = 16_384

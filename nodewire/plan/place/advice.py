@@ -6,11 +6,10 @@ Small pools get the best that is known here; of more than 64 nodes no baseline i
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
-from random import Random
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NoProvider
 from nodewire.plan.place import fleet
@@ -39,6 +38,10 @@ from nodewire.plan.place.route import compute_cost, route
 from nodewire.plan.place.share import divided, share
 from nodewire.protocol.model.manifest import CUSTOMER as OUTSIDE
 from nodewire.protocol.model.manifest import Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from random import Random
 
 _ANCHORS = 6
 """Nodes that are tried for a driver where there are too many to try all."""
@@ -84,9 +87,10 @@ class Model:
 
 
 def model(manifest: Manifest, measured: Mapping[str, Mapping[str, Table]] | None = None) -> Model:
-    """`measured`: by task, tables of nodes of a kind. Others' times are the manifest's FLOPs at 1 GFLOP/s, for nodes
-    whose speed is in GFLOP/s. Memory is the manifest's, caches for its slots included. Neither is nothing, whatever a
-    stranger's manifest says: rates are divided by both.
+    """`measured`: by task, tables of nodes of a kind.
+
+    Others' times are the manifest's FLOPs at 1 GFLOP/s, for nodes whose speed is in GFLOP/s. Memory is the manifest's,
+    caches for its slots included. Neither is nothing, whatever a stranger's manifest says: rates are divided by both.
     """
     number = {task.name: index for index, task in enumerate(manifest.tasks)} | {OUTSIDE: CUSTOMER}
     tasks = tuple(
@@ -141,8 +145,10 @@ def advise(
 def moves(
     pool: Pool, what: Model, workload: Workload, objective: Objective, held: Held, *, tell: Tell = silent
 ) -> Held | None:
-    """What nodes that hold some of a ring's tasks should load instead: what nobody holds, or all of a new plan if it is
-    worth so much more that it is followed (`rebalance`), which is not looked at for more than `REPLANNED` nodes.
+    """What nodes that hold some of a ring's tasks should load instead.
+
+    It is what nobody holds, or all of a new plan if it is worth so much more that it is followed (`rebalance`). A new
+    plan is not looked at for more than `REPLANNED` nodes.
 
     None: it is not said, of a model that is no ring, or where tasks that a node holds are no neighbours.
     """
@@ -201,8 +207,9 @@ def _ring(
     anchor: int | None,
     tell: Tell,
 ) -> list[Advice]:
-    """`anchor`: who drives, if that is settled; else it is the node with which the quickest ring is quickest. There the
-    driver's memory is taken, for the baselines too.
+    """`anchor`: who drives, if that is settled; else it is the node with which the quickest ring is quickest.
+
+    There the driver's memory is taken, for the baselines too.
     """
     driver, chain = what.dag.tasks[0], what.stages
     anchors = _anchors(pool, driver) if anchor is None else [anchor]

@@ -7,13 +7,16 @@ is with the customer, or the last back edge at its target: one turn of a ring.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadInput, NoProvider
 from nodewire.plan.place.model import CUSTOMER, MOST_TASKS, Chain, Pool, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 _BY_TRYING = 5_000
 """So many assignments are all looked at."""

@@ -17,11 +17,11 @@ of them, for latency the nodes near the anchor; and more than 192 for throughput
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import permutations
 from math import inf, sqrt
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NoProvider
 from nodewire.plan.place.model import (
@@ -41,6 +41,9 @@ from nodewire.plan.place.regions import REGION, SMALL, joined, nearest, part, re
 from nodewire.plan.place.ring_search.estimate import SIZES, Estimator
 from nodewire.plan.place.ring_search.ring import Instance
 from nodewire.plan.place.ring_search.search import best_ring
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
 
 _ROUNDS, _FEW = 12, 1
 _LEAST_GAIN = 1e-3
@@ -196,8 +199,9 @@ class _Fleet:
         return made or [ring for group in groups if (ring := self._whole(group)) is not None]
 
     def _whole(self, nodes: frozenset[int]) -> _RingCapacity | None:
-        """The ring of a group, with the number of sessions at which most is made: the quickest, or the one that gives
-        every node as much as it can do in the same time.
+        """The ring of a group, with the number of sessions at which most is made.
+
+        It is the quickest, or the one that gives every node as much as it can do in the same time.
         """
         rings = [
             ring
@@ -209,8 +213,9 @@ class _Fleet:
         return max(both, key=self.per_s, default=None)
 
     def _level_ms(self, nodes: Iterable[int], items: int) -> float:
-        """The least time in which nodes take all tasks among them, each as far as it has room, as if tasks were alike;
-        and so much more as they are not. Infinite: there is no room.
+        """The least time in which nodes take all tasks among them, each as far as it has room, as if tasks were alike.
+
+        And so much more as they are not. Infinite: there is no room.
         """
         tasks, each = len(self.chain.tasks), self.chain.summed_bytes(items)[-1]
         unit, room = [], []
@@ -234,8 +239,9 @@ class _Fleet:
         return self._with_room(tuple(stages))
 
     def for_latency(self) -> list[_RingCapacity]:
-        """Rings of the size with which the load's sessions are over soonest, the rest of the nodes more of them, as
-        spare. If no size carries the load, the fleet that makes most.
+        """Rings of the size with which the load's sessions are over soonest.
+
+        The rest of the nodes make more of them, as spare. If no size carries the load, the fleet that makes most.
         """
         crowded = self.for_throughput()
         fleets = [self._of_size(size) for size in self.sizes()]

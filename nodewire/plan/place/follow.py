@@ -17,15 +17,19 @@ epochs, long enough for who left to be certified to have left, at most half of a
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import accumulate
-from random import Random
+from typing import TYPE_CHECKING
 
 from nodewire.plan.place.baselines.petals import BALANCE_QUALITY
-from nodewire.protocol.market.snapshot import Snapshot
-from nodewire.protocol.model.manifest import Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from random import Random
+
+    from nodewire.protocol.market.snapshot import Snapshot
+    from nodewire.protocol.model.manifest import Manifest
 
 LEAVE_EPOCHS = 4
 """A block's; who may leave in it does so in its first half."""

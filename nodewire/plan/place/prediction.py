@@ -10,11 +10,14 @@ apart.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 from math import ceil, inf
+from typing import TYPE_CHECKING
 
 from nodewire.plan.place.model import CUSTOMER, Chain, Pool, Stage, Table, Workload, interpolated
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _STEPS = 24
 _MOST_BATCH = 1e6

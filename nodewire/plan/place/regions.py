@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nodewire.plan.place.model import CUSTOMER, Chain, Placement, Pool, Ring, Stage
 from nodewire.plan.place.ring_search.arrays import Floats, link_ms, summed_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 REGION, SMALL = 48, 24
 """Nodes of a part."""

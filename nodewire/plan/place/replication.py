@@ -18,15 +18,18 @@ Qian, Zhang: TorchSplit. CS 6120 course blog, Cornell, 2025.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import floor
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from nodewire.errors import NoProvider
-from nodewire.plan.place.model import Node, Task
 from nodewire.plan.place.solver import Programme, Solution, maximise
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nodewire.plan.place.model import Node, Task
 
 _WHOLE = 600
 _RELAXED = 40_000

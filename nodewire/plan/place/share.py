@@ -13,15 +13,19 @@ counts as `_FAST` of these: a manifest's tasks may be 10^10 apart, which no solv
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nodewire.errors import NoProvider
-from nodewire.plan.place.model import Node, Task
 from nodewire.plan.place.solver import Programme, Solution, maximise
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.plan.place.model import Node, Task
 
 _WHOLE = 300
 _BOUNDED = 20_000

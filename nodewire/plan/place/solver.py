@@ -5,13 +5,16 @@ Huangfu, Hall: Parallelizing the dual revised simplex method. Mathematical Progr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nodewire.errors import NoProvider
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass

@@ -12,21 +12,24 @@ Event: `c`, `n` = epoch/<number>, `x` = digest of the body; content = {"v": 1, "
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from nodewire.errors import BadEvent, BadInput, BadQuorum, BadSignature, NoQuorum
 from nodewire.nostr.event import Event, sign
-from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds
 from nodewire.protocol.committee import dvrf
 from nodewire.protocol.committee.committee import MAX_ORACLES, Committee, Point
-from nodewire.protocol.committee.epoch_body import Body
 from nodewire.protocol.encoding import tags
 from nodewire.protocol.encoding.schema import Hex32, Schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nodewire.nostr.keys import Keys
+    from nodewire.protocol.committee.epoch_body import Body
 
 KIND = kinds.BEACON
 

@@ -13,17 +13,19 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from nodewire.errors import BadEvent, BadHash, BadInput, BadTag
 from nodewire.nostr.event import Event, sign
-from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds
 from nodewire.protocol.committee.oracle_round import MAX_INLINE_BYTES
 from nodewire.protocol.encoding import canonical, merkle, tags
 from nodewire.protocol.encoding.schema import Count, Hex32, Name, Schema
+
+if TYPE_CHECKING:
+    from nodewire.nostr.keys import Keys
 
 KIND = kinds.COMMITMENT
 MAX_CHUNKS = 16_384

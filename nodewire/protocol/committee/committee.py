@@ -8,18 +8,20 @@ Event: `d` = name, `x` = digest, `p` = each oracle; content = the document as JS
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from nodewire.errors import BadHash, BadInput, BadQuorum
 from nodewire.nostr.event import Event, sign
-from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds
 from nodewire.protocol.committee import dvrf
 from nodewire.protocol.encoding import tags
 from nodewire.protocol.encoding.schema import Hex32, Name, Schema, Seconds
 from nodewire.protocol.encoding.validation_errors import shaped
+
+if TYPE_CHECKING:
+    from nodewire.nostr.keys import Keys
 
 KIND = kinds.COMMITTEE
 MAX_ORACLES = 31

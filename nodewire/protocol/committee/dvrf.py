@@ -18,14 +18,17 @@ The nonce is derived, as in RFC 6979, so that proving needs no randomness. Point
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from coincurve import PrivateKey, PublicKey
 
 from nodewire.errors import BadInput, BadSignature
 from nodewire.protocol.encoding.canonical import tagged_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
 
 ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 

@@ -18,10 +18,9 @@ supply     no `x`; content = JSON array of at most 64 signed events as NIP-01 ob
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import orjson
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -29,12 +28,16 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from nodewire.errors import BadEvent, BadHash, BadInput, BadTag
 from nodewire.nostr.event import Event, sign
 from nodewire.nostr.event import parse as parse_event
-from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds
 from nodewire.protocol.committee.epoch_body import Body
 from nodewire.protocol.committee.reputation import MAX_JUDGED, ReputationVerdict
 from nodewire.protocol.encoding import tags
 from nodewire.protocol.encoding.schema import Hex32, Schema
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.nostr.keys import Keys
 
 KIND = kinds.INVENTORY
 MAX_INLINE_BYTES = 4_096

@@ -8,7 +8,7 @@ fault        `p` = the oracle, `c`; content = {"v": 1, "events": [two signed kin
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -16,12 +16,14 @@ from nodewire.errors import BadEvent, BadQuorum, BadTag, NodewireError
 from nodewire.nostr.event import Event, parse_unverified, sign
 from nodewire.nostr.event import parse as parse_event
 from nodewire.nostr.event import verify as verify_event
-from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds
 from nodewire.protocol.committee import oracle_round
 from nodewire.protocol.committee.committee import MAX_ORACLES, Committee
 from nodewire.protocol.committee.epoch_body import Body
 from nodewire.protocol.encoding import tags
+
+if TYPE_CHECKING:
+    from nodewire.nostr.keys import Keys
 
 KIND = kinds.CERTIFICATE
 FAULT_KIND = kinds.EVIDENCE

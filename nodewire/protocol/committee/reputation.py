@@ -14,13 +14,15 @@ of it is counted, so what an oracle has missed, or made up, changes nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from nodewire.protocol.encoding import tags
 from nodewire.protocol.encoding.schema import Count, Hex32, Msat, Schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 POINTS = 4_096
 MAX_POINTS = 2**53 - 1

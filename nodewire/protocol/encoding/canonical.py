@@ -8,14 +8,17 @@ SHA-256(SHA-256(tag) || SHA-256(tag) || bytes), as in BIP-340.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from nodewire.core.slices import Sliced
 from nodewire.errors import BadInput, TooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodewire.core.slices import Sliced
 
 MAX_DEPTH = 32
 _SCALARS = frozenset({type(None), bool, int, str, bytes})

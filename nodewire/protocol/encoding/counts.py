@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import MaxLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_core import CoreSchema
 
 from nodewire.errors import BadInput, TooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from pydantic_core import CoreSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,7 @@ def longest(model: type[BaseModel]) -> int | None:
     return _longest(model, frozenset())
 
 
-def stopping(schema: CoreSchema) -> CoreSchema:
+def stop_early(schema: CoreSchema) -> CoreSchema:
     """A model's core schema, whose lists are read no further than their first wrong item."""
     _stop(schema)
     return schema

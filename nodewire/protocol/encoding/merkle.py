@@ -10,10 +10,13 @@ proof's shape is fixed by (count, index) and no inner node can be passed off as 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadHash, BadInput, TooLarge
 from nodewire.protocol.encoding.canonical import tagged_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MAX_LEAVES = 1 << 20
 

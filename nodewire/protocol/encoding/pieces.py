@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from nodewire.core.slices import Sliced
 from nodewire.protocol.encoding.schema import Schema
+
+if TYPE_CHECKING:
+    from nodewire.core.slices import Sliced
 
 _HASHED_BYTES = 1_048_576
 

@@ -10,16 +10,18 @@ of empty maps was else told of in millions of errors.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, StringConstraints, ValidationError
-from pydantic_core import CoreSchema
 
 from nodewire.core.slices import Sliced, whole
 from nodewire.errors import BadInput, BadVersion, TooLarge
 from nodewire.protocol.encoding import canonical, counts
 from nodewire.protocol.encoding.validation_errors import in_words, shaped
+
+if TYPE_CHECKING:
+    from pydantic_core import CoreSchema
 
 Hex32 = Annotated[str, shaped(r"^[0-9a-f]{64}$", "64 lowercase hex digits")]
 """32 bytes as lowercase hex: event ids, public keys, hashes."""
@@ -60,7 +62,7 @@ class Schema(BaseModel):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return counts.exact(counts.stopping(handler(source)))
+        return counts.exact(counts.stop_early(handler(source)))
 
     @classmethod
     def parse(cls, data: bytes | str) -> Self:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from nodewire.errors import BadEvent, BadTag, BadVersion
-from nodewire.nostr.event import Event
 from nodewire.nostr.nips import nip40
+
+if TYPE_CHECKING:
+    from nodewire.nostr.event import Event
 
 _HEX = frozenset("0123456789abcdef")
 MAX_EPOCH = 2**40

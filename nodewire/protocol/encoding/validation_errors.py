@@ -5,10 +5,14 @@ A type that is a pattern says by `shaped` what it is; whoever writes a field of 
 
 from __future__ import annotations
 
-import re
+from typing import TYPE_CHECKING
 
 from pydantic import StringConstraints
-from pydantic_core import ErrorDetails
+
+if TYPE_CHECKING:
+    import re
+
+    from pydantic_core import ErrorDetails
 
 _SHAPES: dict[str, str] = {}
 """What is meant, by pattern."""

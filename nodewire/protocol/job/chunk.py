@@ -12,19 +12,22 @@ the chunk (`Opening`). Sketches (`fingerprint`) are what they compare.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from nodewire.errors import BadInput
-from nodewire.nostr.keys import Keys
-from nodewire.protocol.committee.commitment import ChunkRoot
 from nodewire.protocol.encoding import canonical, merkle
 from nodewire.protocol.encoding.schema import Count, Hex32, Name, Schema
-from nodewire.protocol.model.manifest import Manifest
 from nodewire.protocol.tensors import fingerprint
 from nodewire.protocol.tensors.frame import MAX_TENSORS, Array, Frame, chunk_of_turn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nodewire.nostr.keys import Keys
+    from nodewire.protocol.committee.commitment import ChunkRoot
+    from nodewire.protocol.model.manifest import Manifest
 
 AHEAD = 2
 """Work on chunk n + 2 begins when chunk n is paid."""

@@ -6,8 +6,7 @@ kept as evidence of what was due.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
@@ -15,6 +14,9 @@ from nodewire.errors import BadFrame, BadInput, BadSignature
 from nodewire.nostr.keys import Keys, verify
 from nodewire.protocol.encoding import canonical
 from nodewire.protocol.encoding.schema import Count, Hex32, Hex64, Schema
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 CONTROL = "close"
 """The control document's type."""

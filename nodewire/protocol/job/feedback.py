@@ -7,18 +7,20 @@ it computed, which the customer pays by one zap.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, cast, get_args
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast, get_args
 
 from pydantic import StringConstraints
 
 from nodewire.errors import BadEvent, BadInput, BadTag, NodewireError, TooLarge, Unsupported
 from nodewire.nostr import event as _event
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds
 from nodewire.protocol.encoding import tags
 from nodewire.protocol.encoding.schema import Schema
 from nodewire.protocol.job.chunk_close import Close
+
+if TYPE_CHECKING:
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
 
 MAX_EDGE_CHARS = 64
 THE_CUSTOMERS = frozenset({BadInput.code, TooLarge.code, Unsupported.code})

@@ -6,11 +6,14 @@ customer can tell it from a fault of its own.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadFrame, NodewireError
 from nodewire.protocol.job.plan import LOCAL
 from nodewire.protocol.model.manifest import CUSTOMER, Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
 
 
 def refusal(error: NodewireError, manifest: Manifest, edges: Collection[str]) -> NodewireError:
@@ -25,8 +28,10 @@ def refusal(error: NodewireError, manifest: Manifest, edges: Collection[str]) ->
 
 
 def suspects(manifest: Manifest, now: Mapping[str, str], who: str, edge: str = "") -> frozenset[str]:
-    """Which providers send `who` what it says that it cannot compute: on `edge`, or on all if that is none of its own,
-    and then the driver, too, if it is one of the driver's.
+    """Which providers send `who` what it says that it cannot compute.
+
+    They send it on `edge`, or on all if that is none of its own. Then the driver is one of them, too, if the edge is
+    one of the driver's.
 
     `now` has every task's provider. None are left where the frames are the customer's alone, or of its own tasks.
     """

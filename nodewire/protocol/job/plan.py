@@ -6,9 +6,8 @@ it whole, and anyone re-derives it.
 
 from __future__ import annotations
 
-import hashlib
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -20,6 +19,9 @@ from nodewire.protocol.encoding.tags import MAX_EPOCH
 from nodewire.protocol.model.edge_codec import Codec
 from nodewire.protocol.model.manifest import CUSTOMER, MAX_EDGES, Manifest
 from nodewire.protocol.speculation.frame_meta import MAX_LOOKAHEAD
+
+if TYPE_CHECKING:
+    import hashlib
 
 LOCAL = "local"
 MAX_BUSY = 8

@@ -9,18 +9,20 @@ chunk, the commitment and the quorum certificate that make the work final, or sa
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from nodewire.errors import BadEvent, BadInput, BadTag
 from nodewire.nostr import event as _event
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds
 from nodewire.protocol.encoding import tags
 from nodewire.protocol.encoding.schema import Count, Hex32, Msat, Schema
 from nodewire.protocol.model.edge_codec import CODECS, Codec
+
+if TYPE_CHECKING:
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
 
 MAX_CHUNKS = 128
 """In one receipt; a longer job has several receipts for a provider."""

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import orjson
 from pydantic import Field
@@ -21,7 +20,11 @@ from nodewire.protocol import kinds
 from nodewire.protocol.encoding import canonical, tags
 from nodewire.protocol.encoding.schema import Count, Hex32, Name, Schema
 from nodewire.protocol.job.plan import Plan
-from nodewire.protocol.tensors.frame import Array, Frame
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.protocol.tensors.frame import Array, Frame
 
 MAX_PARTIALS = 64
 _ADDRESS = re.compile(rf"{kinds.MANIFEST}:[0-9a-f]{{64}}:[a-z0-9][a-z0-9._-]{{0,63}}")

@@ -6,22 +6,25 @@ driver's holds the whole output, so that a customer who lost its link still gets
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import orjson
 from pydantic import ValidationError
 
 from nodewire.errors import BadEvent, BadInput, BadTag
 from nodewire.nostr import event as _event
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds
 from nodewire.protocol.committee.commitment import ChunkRoot
 from nodewire.protocol.encoding import tags
 from nodewire.protocol.encoding.schema import Count, Schema
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
 
 ROOTS_BYTES = 57_344
 """As JSON, of all roots: what else an event may have, and a result says, takes less than the rest of its 65,536."""

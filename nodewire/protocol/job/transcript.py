@@ -1,5 +1,6 @@
-"""A generation's transcript: what was asked, whose work each token is, what was committed to it, what it cost.
-nips/25-receipts.md.
+"""A generation's transcript: what was asked, whose work each token is, and what it cost. nips/25-receipts.md.
+
+It has what was committed to each token, too.
 
 The customer writes and signs it, for whom it likes: it holds the prompt and the tokens. Everything in it that others
 have said is there as they signed it. The chain runs over the tokens chunk by chunk, each with the roots that its stages
@@ -9,19 +10,22 @@ committed to, so that it stands for the whole text and for nothing else.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from nodewire.errors import BadFrame, BadInput, BadSignature
 from nodewire.nostr import keys as _keys
-from nodewire.nostr.keys import Keys
 from nodewire.protocol.encoding import canonical
 from nodewire.protocol.encoding.schema import Count, Hex32, Hex64, Msat, Name, Schema
 from nodewire.protocol.model.manifest import Manifest
 from nodewire.protocol.tensors.frame import Array, Frame
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nodewire.nostr.keys import Keys
 
 MAX_JOBS = 64
 MAX_TOKENS = 2**20
@@ -97,8 +101,9 @@ class GenerationTranscript(Schema):
             raise BadSignature("sig", "not its customer's")
 
     def chunks(self) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-        """Number of the job, chunk, and tokens: of all that the text is made of, in order. What a later job made again
-        is that one's.
+        """Number of the job, chunk, and tokens: of all that the text is made of, in order.
+
+        What a later job made again is that one's.
         """
         for number, part in enumerate(self.jobs):
             end = min((later.first for later in self.jobs[number + 1 :]), default=len(self.ids))

@@ -7,14 +7,12 @@ author and name counts for people, the one that a beat names by id counts for a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from nodewire.errors import BadEvent, BadInput, BadTag
 from nodewire.nostr.event import Event, sign
-from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds
 from nodewire.protocol.committee.committee import HttpUrl, RelayUrl
 from nodewire.protocol.encoding import tags
@@ -22,6 +20,11 @@ from nodewire.protocol.encoding.address import WireAddress
 from nodewire.protocol.encoding.schema import Count, Hex32, Label, Msat, Name, Schema
 from nodewire.protocol.market.cached_price import WHOLE_PPM
 from nodewire.protocol.speculation.frame_meta import MAX_LOOKAHEAD
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nodewire.nostr.keys import Keys
 
 KIND = kinds.AD
 MAX_OFFERS = 1_024

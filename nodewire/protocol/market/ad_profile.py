@@ -11,15 +11,19 @@ void, and nothing else is: what remains counts, and the ad stands.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadTag
-from nodewire.nostr.event import Event
 from nodewire.protocol.encoding import tags
-from nodewire.protocol.market.ad import Ad
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodewire.nostr.event import Event
+    from nodewire.protocol.market.ad import Ad
 
 PROFILED, RATE, FIT, MEASURED = "profiled", "rate", "fit", "measured"
 DTYPES = ("float32", "bfloat16", "float16")
@@ -45,8 +49,10 @@ class PublishedRate:
 
 @dataclass(frozen=True, slots=True)
 class PublishedFit:
-    """How far tasks are from `rates` (`plan.cost`): a call takes `call_us`, and `slower` times what its work would at
-    best; half of the calls that were measured are within a factor of `within` of that.
+    """How far tasks are from `rates` (`plan.cost`).
+
+    A call takes `call_us`, and `slower` times what its work would at best. Half of the calls that were measured are
+    within a factor of `within` of that.
     """
 
     call_us: int
@@ -56,8 +62,10 @@ class PublishedFit:
 
 @dataclass(frozen=True, slots=True)
 class PublishedTask:
-    """`us` of one position in a call, `us_together` of `positions` in one: as many as gave the most in a second, of
-    those that were tried. `peak_bytes` of its process, above an empty one.
+    """`us` of one position in a call, `us_together` of `positions` in one.
+
+    These are as many as gave the most in a second, of those that were tried. `peak_bytes` of its process, above an
+    empty one.
     """
 
     peak_bytes: int

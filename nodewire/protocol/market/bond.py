@@ -8,11 +8,14 @@ Event: `p` = provider, `amount` = msat, `expiration` = unix seconds; content emp
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nodewire.nostr.event import Event, sign
-from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds
 from nodewire.protocol.encoding import tags
+
+if TYPE_CHECKING:
+    from nodewire.nostr.keys import Keys
 
 KIND = kinds.BOND
 _MOST_MSAT = 2_100_000_000_000_000_000

@@ -1,5 +1,6 @@
-"""What a chunk costs of which some had been computed before: the rest at the plan's price, a unit that was found at the
-part of it that the provider's ad says. nips/16-payment.md.
+"""What a chunk costs of which some had been computed before. nips/16-payment.md.
+
+The rest is at the plan's price, and a unit that was found at the part of it that the provider's ad says.
 """
 
 from __future__ import annotations

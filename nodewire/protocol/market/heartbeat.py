@@ -9,19 +9,21 @@ Event: `c` = committee, `expiration`; content = the document as JSON.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from nodewire.errors import BadEvent, BadInput, BadTag, TooLarge
 from nodewire.nostr.event import Event, sign
-from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds
 from nodewire.protocol.committee.committee import Committee, Ppm
 from nodewire.protocol.encoding import tags
 from nodewire.protocol.encoding.schema import Hex32, Schema
 from nodewire.protocol.market.coordinates import Coordinates
 from nodewire.protocol.market.observation import MAX_OBSERVED, Observation
+
+if TYPE_CHECKING:
+    from nodewire.nostr.keys import Keys
 
 KIND = kinds.BEAT
 MAX_EVENT_BYTES = 4_096

@@ -11,7 +11,7 @@ drawn counts for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -20,6 +20,9 @@ from nodewire.protocol.encoding import tags
 from nodewire.protocol.encoding.canonical import tagged_hash
 from nodewire.protocol.encoding.schema import Hex32, Schema
 from nodewire.protocol.market.coordinates import MOST_US, Coordinates, rtt_us
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 MAX_OBSERVED = 8
 """In one beat."""

@@ -8,18 +8,20 @@ two ends know, or `dial` = a port at which the splice dials the end back.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from nodewire.errors import BadEvent, BadInput, BadPeer, BadTag, BadVersion
 from nodewire.nostr import event as events
 from nodewire.nostr.event import Event, sign
-from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds
 from nodewire.protocol.encoding import tags
 from nodewire.protocol.encoding.address import HostPort
 from nodewire.protocol.encoding.schema import Count, Label, Name, Schema
+
+if TYPE_CHECKING:
+    from nodewire.nostr.keys import Keys
 
 VERSION = "1"
 MAX_REQUEST_BYTES = 1_024
@@ -78,8 +80,9 @@ class Request:
 def request(
     keys: Keys, splice: str, *, salt: str, now_s: float, room: str | None = None, port: int | None = None
 ) -> Event:
-    """What `keys` ask of the splice with the public key `splice`: to be met in `room`, to be dialled back at `port`, or
-    only how it sees them.
+    """What `keys` ask of the splice with the public key `splice`.
+
+    It is to be met in `room`, to be dialled back at `port`, or only how the splice sees them.
 
     `salt` tells requests of the same second apart.
     """

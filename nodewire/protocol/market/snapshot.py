@@ -38,11 +38,10 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
-from typing import Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -68,7 +67,6 @@ from nodewire.protocol.market import ad_profile
 from nodewire.protocol.market import bond as _bond
 from nodewire.protocol.market import heartbeat as _beat
 from nodewire.protocol.market.ad import Ad, ManifestOffer, TaskOffer
-from nodewire.protocol.market.ad_profile import PublishedProfile
 from nodewire.protocol.market.coordinates import Coordinates
 from nodewire.protocol.market.heartbeat import Beat
 from nodewire.protocol.market.observation import (
@@ -79,6 +77,11 @@ from nodewire.protocol.market.observation import (
     is_unreachable,
     merged,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+    from nodewire.protocol.market.ad_profile import PublishedProfile
 
 MAX_NODES = 4_096
 MAX_ABSENT = 4_096

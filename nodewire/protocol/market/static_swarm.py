@@ -5,14 +5,16 @@ Addresses and the list of customers are no part of it: they are each operator's 
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from nodewire.errors import BadInput
 from nodewire.protocol.encoding.schema import Count, Hex32, Name, Schema
-from nodewire.protocol.model.layer_ranges import Border
 from nodewire.protocol.speculation.frame_meta import MAX_LOOKAHEAD
+
+if TYPE_CHECKING:
+    from nodewire.protocol.model.layer_ranges import Border
 
 MAX_NODES = 64
 

@@ -18,8 +18,10 @@ MAX_TEMPLATE_CHARS = 65_536
 
 
 class ChatTemplate(Schema):
-    """`template` is Jinja, as in a Hugging Face tokenizer_config.json; `tokens` are what it may write, by their names
-    there (bos_token, eos_token ...). The prompt that it makes has its special tokens: the tokenizer adds none.
+    """`template` is Jinja, as in a Hugging Face tokenizer_config.json, and `tokens` are what it may write.
+
+    They stand by their names there (bos_token, eos_token ...). The prompt that it makes has its special tokens: the
+    tokenizer adds none.
     """
 
     TAG: ClassVar[str] = "nodewire/chat/1"

@@ -8,10 +8,13 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadHash, BadTag
-from nodewire.nostr.event import Event
-from nodewire.protocol.model.manifest import BlobRef
+
+if TYPE_CHECKING:
+    from nodewire.nostr.event import Event
+    from nodewire.protocol.model.manifest import BlobRef
 
 TAG = "inline"
 MAX_BYTES = 45_056

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadInput
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MAX_STAGES = 256
 _RANGE = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?")

@@ -7,14 +7,16 @@ do not count as dependencies, so that the rest is acyclic.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from nodewire.errors import BadInput, BadManifest
 from nodewire.protocol.encoding.schema import Count, Hex32, Label, Name, Schema
 from nodewire.protocol.model.kv_pages import pages_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 CUSTOMER = "customer"
 MAX_TASKS = 1_024
@@ -160,8 +162,9 @@ class Manifest(Schema):
         return next(task for task in self.tasks if task.name == name)
 
     def slot_bytes(self, tasks: Iterable[str]) -> int:
-        """What these tasks take for one session more of the whole `context`; 0 where their manifest fixes how many
-        there may be.
+        """What these tasks take for one session more of the whole `context`.
+
+        0 where their manifest fixes how many there may be.
         """
         return pages_of(self.context) * sum(self.task(name).page_bytes for name in tasks)
 
@@ -194,8 +197,10 @@ class Manifest(Schema):
 
     @property
     def ends(self) -> frozenset[str]:
-        """The tasks that see most of what goes in and comes out: of a generation the driver and those beside it, a
-        ring's first and last stage; else those that hear from the customer, and those that it hears from.
+        """The tasks that see most of what goes in and comes out.
+
+        Of a generation they are the driver and those beside it, a ring's first and last stage. Else they are those that
+        hear from the customer, and those that it hears from.
         """
         inside = self.driver.name if self.mode == "generate" else CUSTOMER
         pairs = [{edge.source, edge.target} for edge in self.edges]

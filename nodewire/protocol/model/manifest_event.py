@@ -5,12 +5,16 @@ The content is the manifest itself while it fits an event; a larger one is a blo
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from nodewire.errors import BadEvent, BadHash, BadTag
 from nodewire.nostr import event as _event
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds
 from nodewire.protocol.model.manifest import Manifest
+
+if TYPE_CHECKING:
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
 
 MAX_INLINE_BYTES = 48_000
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import array
 import sys
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadInput
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 SAID = "said"
 BESIDE = "beside"

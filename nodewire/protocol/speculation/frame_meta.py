@@ -14,11 +14,14 @@ A frame without rows that keeps nothing stands for one that was void before it w
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadFrame
 from nodewire.protocol.tensors.frame import Array, Frame, bytes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 MAX_LOOKAHEAD = 256
 SLACK_ROWS = 64

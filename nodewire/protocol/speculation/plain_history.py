@@ -20,8 +20,9 @@ class History:
     """One edge between tasks. Give it every frame in order (`append`), and every chunk that is closed (`close`)."""
 
     def __init__(self, edge: str, *, chunk: int, lookahead: int) -> None:
-        """`chunk`: positions of one; `lookahead`: the plan's, at most so many rows of a frame, and times a chunk's
-        positions of all frames of a chunk.
+        """`chunk` is the positions of one, and `lookahead` the plan's.
+
+        At most so many rows are in a frame, and times a chunk's positions in all frames of a chunk.
         """
         self.closed = -1
         """The newest chunk that is closed."""
@@ -82,8 +83,9 @@ class History:
         return [row.seq for row in self._run[: self._bound(chunk, positions) - self._first]]
 
     def is_past(self, chunk: int) -> bool:
-        """Whether what came says that a chunk was accepted, though the driver has not closed it: nobody guesses so far
-        ahead (of chunk 0, that anything came after it).
+        """Whether what came says that a chunk was accepted, though the driver has not closed it.
+
+        Nobody guesses so far ahead (of chunk 0, that anything came after it).
         """
         if chunk == 0:
             return self.last_seq > 0

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadFrame
 from nodewire.protocol.speculation.frame_meta import DEPTH, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
 
 
 @dataclass(slots=True, eq=False)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from nodewire.errors import NodewireError
-from nodewire.protocol.tensors.frame import Array, Frame
+if TYPE_CHECKING:
+    from nodewire.errors import NodewireError
+    from nodewire.protocol.tensors.frame import Array, Frame
 
 
 class Inbox(Protocol):

@@ -5,10 +5,13 @@ A stage that is sent the parts one after the other is left where the whole frame
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from nodewire.protocol.tensors.frame import Array, Frame
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _CELL_BYTES = 2
 """Of one number in `parents`."""

@@ -12,14 +12,18 @@ Honest excesses of a chunk were 0.86 to 1.21, those of 8-bit weights 1.38 to 2.4
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import sqrt
 from statistics import median
+from typing import TYPE_CHECKING
 
-from nodewire.protocol.job.chunk import Leaf
-from nodewire.protocol.model.manifest import Manifest
 from nodewire.protocol.tensors.fingerprint import MILLION, row_distances
-from nodewire.protocol.verification.comparison import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.protocol.job.chunk import Leaf
+    from nodewire.protocol.model.manifest import Manifest
+    from nodewire.protocol.verification.comparison import Outcome
 
 _ORDER: tuple[Outcome, ...] = ("pass", "grey", "fail")
 ROUNDED = frozenset({"bfloat16", "float16"})

@@ -8,11 +8,15 @@ driver is given a verifier's tokens, too, and marks those that it would have exc
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
 
-from nodewire.protocol.job.chunk import Leaf, Opening
 from nodewire.protocol.model.manifest import CUSTOMER, Manifest
-from nodewire.protocol.tensors.frame import Array, Frame
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from nodewire.protocol.job.chunk import Leaf, Opening
+    from nodewire.protocol.tensors.frame import Array, Frame
 
 _TOKEN_BYTES = 8
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product, zip_longest
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from nodewire.protocol.job.chunk import Leaf, Opening
-from nodewire.protocol.model.manifest import Manifest
 from nodewire.protocol.tensors.fingerprint import MILLION, distance_ppm
 from nodewire.protocol.tensors.frame import MXINT8
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from nodewire.protocol.job.chunk import Leaf, Opening
+    from nodewire.protocol.model.manifest import Manifest
 
 Outcome = Literal["pass", "grey", "fail"]
 

@@ -9,18 +9,21 @@ it: the accused has as long again from the complaint on. nips/17-commitments.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import orjson
 
 from nodewire.errors import BadEvent, BadTag
 from nodewire.nostr.event import Event, parse_unverified, sign
 from nodewire.nostr.event import verify as verify_event
-from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds
-from nodewire.protocol.committee.committee import Committee
 from nodewire.protocol.encoding import canonical, tags
 from nodewire.protocol.job import feedback
-from nodewire.protocol.job.feedback import Due
+
+if TYPE_CHECKING:
+    from nodewire.nostr.keys import Keys
+    from nodewire.protocol.committee.committee import Committee
+    from nodewire.protocol.job.feedback import Due
 
 KIND = kinds.EVIDENCE
 CLAIMED_EPOCHS = 8

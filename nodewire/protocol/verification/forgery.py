@@ -6,12 +6,16 @@ Where it is not that of the bytes, the signed root contradicts them: one such le
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nodewire.protocol.job.chunk import Leaf, LeafTensor
 from nodewire.protocol.tensors.fingerprint import distance_ppm, is_float
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nodewire.protocol.job.chunk import Leaf, LeafTensor
 
 ROUNDING_PPM = 50
 """How far two machines' sketches of the same bytes may be apart: of float32 sums, measured up to 4."""

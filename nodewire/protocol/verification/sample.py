@@ -10,17 +10,19 @@ Neither shows leaves, salts or sketches: from a relay's dump no guess of a promp
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from nodewire.errors import BadEvent, BadInput, BadTag
 from nodewire.nostr.event import Event, sign
-from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds
 from nodewire.protocol.encoding import tags
 from nodewire.protocol.encoding.schema import Count, Hex32, Name, Schema
 from nodewire.protocol.verification.verdict import MAX_VERIFIERS, sample_key
+
+if TYPE_CHECKING:
+    from nodewire.nostr.keys import Keys
 
 KIND = kinds.VERIFICATION
 REPORT_KIND = kinds.result_of(kinds.VERIFICATION)

@@ -8,16 +8,19 @@ differs from what it committed to has equivocated (`settle`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from nodewire.errors import BadFrame, BadInput, BadSignature, TooLarge
 from nodewire.nostr.keys import Keys, verify
 from nodewire.protocol.encoding import canonical
 from nodewire.protocol.encoding.schema import Count, Hex32, Hex64, Name, Schema
-from nodewire.protocol.job.chunk import Leaf
-from nodewire.protocol.tensors.frame import Array, Frame, Meta
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from nodewire.protocol.job.chunk import Leaf
+    from nodewire.protocol.tensors.frame import Array, Frame, Meta
 
 CONTROL = "sent"
 """The control document's type."""

@@ -10,7 +10,7 @@ certificate  `c`, `n`, `x` as its votes have them, `e` = the request; content = 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import orjson
 from pydantic import Field, model_validator
@@ -18,13 +18,15 @@ from pydantic import Field, model_validator
 from nodewire.errors import BadInput, BadQuorum, BadTag, NodewireError
 from nodewire.nostr.event import Event, parse_unverified, sign
 from nodewire.nostr.event import verify as verify_event
-from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds
 from nodewire.protocol.committee import oracle_round
 from nodewire.protocol.committee.committee import MAX_ORACLES, Committee
 from nodewire.protocol.encoding import canonical, tags
 from nodewire.protocol.encoding.schema import Count, Hex32, Msat, Name, Schema
 from nodewire.protocol.verification import complaint
+
+if TYPE_CHECKING:
+    from nodewire.nostr.keys import Keys
 
 KIND = kinds.CERTIFICATE
 MAX_VERIFIERS = 3

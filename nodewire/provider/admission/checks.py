@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nodewire.errors import BadPlan, NodeFailed, NodewireError, NotAllowed, NotFound, PaymentRequired, TooLarge
 from nodewire.errors import Busy as NoRoom
-from nodewire.kind import Params
-from nodewire.market import Market
-from nodewire.nostr.event import Event
-from nodewire.nostr.event_transport import EventTransport
 from nodewire.nostr.nips import nip13
 from nodewire.nostr.nips.nip01 import Filter
-from nodewire.pay.accounts.ledger import Ledger
 from nodewire.plan.assign import Busy, CertifiedEpoch, assign
 from nodewire.protocol import kinds
 from nodewire.protocol.committee import beacon
 from nodewire.protocol.job import feedback
 from nodewire.protocol.job import request as job
-from nodewire.protocol.job.plan import Plan
-from nodewire.protocol.job.request import Request, Ticket
 from nodewire.protocol.market.ad import LOOKAHEAD
-from nodewire.protocol.model.manifest import Manifest
-from nodewire.provider.admission.free_chunks import FreeChunks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nodewire.kind import Params
+    from nodewire.market import Market
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.event_transport import EventTransport
+    from nodewire.pay.accounts.ledger import Ledger
+    from nodewire.protocol.job.plan import Plan
+    from nodewire.protocol.job.request import Request, Ticket
+    from nodewire.protocol.model.manifest import Manifest
+    from nodewire.provider.admission.free_chunks import FreeChunks
 
 _FETCH_S = 5.0
 
@@ -41,8 +44,9 @@ class Derive(Protocol):
         """Of a beacon, that a request may bring."""
 
     async def plan(self, request: Request, manifest: Manifest) -> Plan:
-        """The plan that follows from what the request cites, under the terms that it says. Raises a NodewireError where
-        there is none.
+        """The plan that follows from what the request cites, under the terms that it says.
+
+        Raises a NodewireError where there is none.
         """
 
 
@@ -70,8 +74,10 @@ class Admission:
         lookahead: int = LOOKAHEAD,
         free: FreeChunks | None = None,
     ) -> None:
-        """`manifest`: by its digest, one that something is held of. `lookahead`: the most of a plan. `free`: what is
-        computed before it is paid; first chunks are not bounded unless given.
+        """`manifest`: by its digest, one that something is held of.
+
+        `lookahead`: the most of a plan. `free`: what is computed before it is paid; first chunks are not bounded unless
+        given.
         """
         self.free = free
         self._lookahead = lookahead
@@ -113,8 +119,9 @@ class Admission:
         return request, manifest
 
     def begin(self, request: Request, origin: str) -> None:
-        """The first chunk of a job begins, whose customer's link comes from `origin` (empty: not known). Raises Busy:
-        that origin has as much computed for nothing as it may have.
+        """The first chunk of a job begins, whose customer's link comes from `origin` (empty: not known).
+
+        Raises Busy: that origin has as much computed for nothing as it may have.
         """
         if (free := self._free_for(request)) is not None:
             free.begin(request.id, request.customer, origin)

@@ -13,12 +13,16 @@ from __future__ import annotations
 import ipaddress
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from nodewire.errors import Busy, NotAllowed, WorkRequired
-from nodewire.nostr.event import Event
 from nodewire.nostr.nips import nip13
 from nodewire.pay.accounts.dues import MAX_BROKEN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nodewire.nostr.event import Event
 
 MOST_OF_ORIGIN = 8
 FREE_OF_WORK = 16

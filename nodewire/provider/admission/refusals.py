@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from nodewire.core.budget import Budget
 from nodewire.errors import BadInput, NodewireError
-from nodewire.nostr.event import Event
-from nodewire.provider.job_counters import Figures
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from nodewire.nostr.event import Event
+    from nodewire.provider.job_counters import Figures
 
 log = logging.getLogger("nodewire.provider")
 
@@ -45,7 +49,8 @@ class Refusals:
 
 
 def is_answered(request: Event, error: NodewireError, public: str) -> bool:
-    """Whether who sent a request hears that a glance refused it: not if it is malformed, lacks the ad's work, or does
-    not name the provider `public`.
+    """Whether who sent a request hears that a glance refused it.
+
+    It does not if the request is malformed, lacks the ad's work, or does not name the provider `public`.
     """
     return not isinstance(error, BadInput) and public in request.values("p")

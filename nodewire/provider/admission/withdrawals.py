@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.core.bounded_dict import BoundedDict
 from nodewire.protocol.job.chunk_close import WITHDRAW
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MAX_KEPT = 1_024
 

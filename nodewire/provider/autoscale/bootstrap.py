@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from nodewire.config import ProviderConfig
 from nodewire.errors import OverMemory
-from nodewire.kind import JobKind, MakeWorker
-from nodewire.market import Market
-from nodewire.nostr.pool import Pool
 from nodewire.plan.place.follow import Settings
 from nodewire.provider.autoscale.candidates import Candidates
 from nodewire.provider.autoscale.follower import Follower, WindowLimits
 from nodewire.provider.tasks.dynamic_loader import Windows
-from nodewire.provider.tasks.registry import Specializations
 from nodewire.store.bounded_cache import BoundedBlobs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from contextlib import AsyncExitStack
+
+    from nodewire.config import ProviderConfig
+    from nodewire.kind import JobKind, MakeWorker
+    from nodewire.market import Market
+    from nodewire.nostr.pool import Pool
+    from nodewire.provider.tasks.registry import Specializations
 
 
 @dataclass(frozen=True, slots=True)

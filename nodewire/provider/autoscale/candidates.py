@@ -10,17 +10,21 @@ strangers' models lists his own.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NodewireError, NotFound
-from nodewire.market import Market
 from nodewire.nostr.nips.nip01 import Filter
-from nodewire.nostr.pool import Pool
 from nodewire.protocol import kinds
-from nodewire.protocol.market.snapshot import Snapshot
 from nodewire.protocol.model import manifest_event
-from nodewire.protocol.model.manifest import Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from nodewire.market import Market
+    from nodewire.nostr.pool import Pool
+    from nodewire.protocol.market.snapshot import Snapshot
+    from nodewire.protocol.model.manifest import Manifest
 
 log = logging.getLogger("nodewire.provider")
 

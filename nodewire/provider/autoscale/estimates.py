@@ -5,12 +5,15 @@ A first estimate, to choose by: the speed that is claimed later is the one that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from statistics import median
+from typing import TYPE_CHECKING
 
-from nodewire.protocol.market.ad import TaskOffer
-from nodewire.protocol.market.snapshot import Snapshot
-from nodewire.protocol.model.manifest import Manifest
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from nodewire.protocol.market.ad import TaskOffer
+    from nodewire.protocol.market.snapshot import Snapshot
+    from nodewire.protocol.model.manifest import Manifest
 
 _US_PER_MFLOP = 1_000.0
 """Where nothing is known of a manifest: a gigaflop a second."""
@@ -40,8 +43,9 @@ def speeds(
 def prices(
     tasks: Iterable[str], others: Mapping[str, Iterable[TaskOffer]], *, least_msat: int, ppm: int
 ) -> dict[str, int]:
-    """A price for each task: `ppm` of what others ask for it in the middle, or for the manifest's others; at least
-    `least_msat`.
+    """A price for each task: `ppm` of what others ask for it in the middle, or for the manifest's others.
+
+    It is at least `least_msat`.
     """
     asked = {name: [one.price_msat for one in found] for name, found in others.items()}
     every = [price for found in asked.values() for price in found]

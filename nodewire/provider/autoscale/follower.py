@@ -12,13 +12,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NodewireError, NoQuorum, WorkerFailed
-from nodewire.market import Market
 from nodewire.plan.place.follow import (
     FollowState,
     Holder,
@@ -32,13 +30,19 @@ from nodewire.plan.place.follow import (
     unheld,
 )
 from nodewire.protocol.committee.committee import VALID_EPOCHS
-from nodewire.protocol.market.snapshot import Snapshot
 from nodewire.provider.autoscale import store
-from nodewire.provider.autoscale.candidates import Candidate, Candidates
 from nodewire.provider.autoscale.estimates import offers, prices, speeds
 from nodewire.provider.autoscale.store import FollowedTasks
 from nodewire.provider.tasks.dynamic_loader import LoadedWindow, NotLoaded, Windows
-from nodewire.provider.tasks.registry import Specializations
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from nodewire.market import Market
+    from nodewire.protocol.market.snapshot import Snapshot
+    from nodewire.provider.autoscale.candidates import Candidate, Candidates
+    from nodewire.provider.tasks.registry import Specializations
 
 log = logging.getLogger("nodewire.provider")
 

@@ -13,19 +13,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nodewire.errors import BadInput, NodeFailed, NodewireError, NotFound
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
-from nodewire.nostr.relays import Relays
 from nodewire.protocol.committee import commitment as commitments
 from nodewire.protocol.committee.commitment import MAX_CHUNKS, ChunkRoot, Commitment
-from nodewire.protocol.committee.committee import Committee
-from nodewire.protocol.committee.epoch_body import Body
 from nodewire.provider.evidence.store import KeptWork, StoredCommitment
-from nodewire.store.blobs import Blobs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
+    from nodewire.nostr.relays import Relays
+    from nodewire.protocol.committee.committee import Committee
+    from nodewire.protocol.committee.epoch_body import Body
+    from nodewire.store.blobs import Blobs
 
 log = logging.getLogger("nodewire.provider")
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from nodewire.core.bounded_dict import BoundedDict
 from nodewire.errors import BadInput
 from nodewire.nostr.nips.nip01 import Filter
-from nodewire.nostr.relays import Relays
 from nodewire.protocol import kinds
-from nodewire.protocol.committee.committee import Committee
 from nodewire.protocol.verification import sample as verification
 from nodewire.protocol.verification.sample import Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nodewire.nostr.relays import Relays
+    from nodewire.protocol.committee.committee import Committee
 
 OPEN_EPOCHS = 6
 """A grant ends this many epochs after its draw."""

@@ -11,21 +11,24 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nodewire.core.bounded_dict import BoundedDict
 from nodewire.errors import NotAllowed, NotFound
-from nodewire.nostr.keys import Keys
-from nodewire.protocol.committee.committee import Committee
 from nodewire.protocol.job.chunk import Opening, chunk_of, first_seq, leaf_of, opening
 from nodewire.protocol.job.request import Request, Ticket
 from nodewire.protocol.job.request import parse as parse_request
 from nodewire.protocol.model.manifest import Manifest
-from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.protocol.verification import choices, statement
 from nodewire.protocol.verification.sample import Sample
-from nodewire.provider.evidence.store import KeptWork
-from nodewire.wire.evidence.pull import Answer, Want
-from nodewire.wire.evidence.spool import Spool
+
+if TYPE_CHECKING:
+    from nodewire.nostr.keys import Keys
+    from nodewire.protocol.committee.committee import Committee
+    from nodewire.protocol.tensors.frame import Array, Frame
+    from nodewire.provider.evidence.store import KeptWork
+    from nodewire.wire.evidence.pull import Answer, Want
+    from nodewire.wire.evidence.spool import Spool
 
 MAX_KEPT = 4_096
 """Jobs in memory, the newest; of those before the file is read."""

@@ -12,16 +12,19 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.core.sqlite import open_versioned
 from nodewire.errors import NodeFailed
 from nodewire.nostr.event import Event, parse
 from nodewire.protocol.committee.commitment import ChunkRoot
 from nodewire.protocol.job.request import Ticket
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
 _VERSION = 1
 _SCHEMA = """
@@ -134,8 +137,10 @@ class KeptWork:
             db.executemany("INSERT INTO roots VALUES (?, ?, ?, ?, ?, ?, NULL) ON CONFLICT DO NOTHING", rows)
 
     def due(self, epoch: int, most: int) -> list[ChunkRoot]:
-        """What the commitment of `epoch` should hold, the most urgent first: what is not certified, and stands in no
-        commitment of which that is still open; with no later chance, that as well.
+        """What the commitment of `epoch` should hold, the most urgent first.
+
+        It is what is not certified, and stands in no commitment of which that is still open; with no later chance, that
+        as well.
         """
         query = (
             f"SELECT {_KEY}, root FROM roots WHERE certified IS NULL AND deadline >= :epoch "
@@ -189,8 +194,9 @@ class KeptWork:
         return None if row is None else row[0]
 
     def give_up(self, epoch: int) -> list[tuple[ChunkRoot, int]]:
-        """Forget the roots, and what was published of them, whose deadline was before `epoch`; those among them that
-        no certificate holds, with their deadlines. What is undecided stays.
+        """Forget the roots, and what was published of them, whose deadline was before `epoch`.
+
+        Returned are those among them that no certificate holds, with their deadlines. What is undecided stays.
         """
         with self._transaction() as db:
             over = f"deadline < ? AND NOT {_UNDECIDED}"

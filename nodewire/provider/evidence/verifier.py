@@ -14,18 +14,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from nodewire.core.bounded_dict import BoundedDict
 from nodewire.errors import BadInput, Busy, LinkLost, NodewireError, NotAllowed, NotFound
-from nodewire.kind import JobKind, Worker
-from nodewire.market import Market
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips.nip01 import Filter
-from nodewire.nostr.relays import Relays
 from nodewire.plan.sample import draw, place
 from nodewire.protocol import kinds
 from nodewire.protocol.committee.commitment import ChunkRoot, CommitmentEvent
@@ -33,16 +27,25 @@ from nodewire.protocol.job import request as job
 from nodewire.protocol.job.chunk import Opening, opening
 from nodewire.protocol.job.plan import MAX_JOB_EPOCHS
 from nodewire.protocol.job.request import Request
-from nodewire.protocol.model.manifest import Manifest
 from nodewire.protocol.verification import sample as verification
 from nodewire.protocol.verification.sample import JobSamples, Report, Sample
 from nodewire.provider.tasks.loader import loaded_name
-from nodewire.provider.tasks.registry import Specializations
 from nodewire.verify.finality import final_roots
 from nodewire.verify.inquiry import Inquiry
 from nodewire.verify.recomputation import MAX_BYTES, most_input_bytes
 from nodewire.verify.waiting_list import Cap, WaitingList
-from nodewire.wire.node import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+
+    from nodewire.kind import JobKind, Worker
+    from nodewire.market import Market
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
+    from nodewire.nostr.relays import Relays
+    from nodewire.protocol.model.manifest import Manifest
+    from nodewire.provider.tasks.registry import Specializations
+    from nodewire.wire.node import Node
 
 log = logging.getLogger("nodewire.provider")
 
@@ -314,7 +317,8 @@ class JobVerifier:
         )
 
     async def _certified(self, sample: Sample, epoch: int, verifier: str, epochs: int) -> int | None:
-        """The first of the `epochs` epochs after the draw whose certificate holds a root of `verifier` for the sample;
+        """The first of the `epochs` epochs after the draw whose certificate holds a root of `verifier` for the sample.
+
         None when they are over.
         """
         following = epoch + 1

@@ -10,24 +10,27 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
-from nodewire.core.job_task_group import JobTaskGroup
 from nodewire.errors import BadFrame, NodewireError, TimedOut
-from nodewire.nostr.event import Event
 from nodewire.pay.accounts.debts import Key
 from nodewire.pay.accounts.dues import Due
-from nodewire.pay.accounts.ledger import Ledger
 from nodewire.protocol.committee.commitment import ChunkRoot
 from nodewire.protocol.job import feedback
 from nodewire.protocol.job.chunk import Leaf, claim, opening
-from nodewire.protocol.job.chunk_close import Close
 from nodewire.protocol.job.frame_refusal import driven
 from nodewire.protocol.market.cached_price import due_msat
-from nodewire.provider.inference.credit import Credit
-from nodewire.provider.inference.job_context import JobContext
-from nodewire.provider.inference.job_publisher import JobPublisher
-from nodewire.provider.inference.statement_sender import StatementSender
-from nodewire.provider.tasks.prefix_cache import FoundPrompts
+
+if TYPE_CHECKING:
+    from nodewire.core.job_task_group import JobTaskGroup
+    from nodewire.nostr.event import Event
+    from nodewire.pay.accounts.ledger import Ledger
+    from nodewire.protocol.job.chunk_close import Close
+    from nodewire.provider.inference.credit import Credit
+    from nodewire.provider.inference.job_context import JobContext
+    from nodewire.provider.inference.job_publisher import JobPublisher
+    from nodewire.provider.inference.statement_sender import StatementSender
+    from nodewire.provider.tasks.prefix_cache import FoundPrompts
 
 log = logging.getLogger("nodewire.provider")
 
@@ -69,8 +72,10 @@ class ChunkBiller:
     async def bill(
         self, chunk: int, units: int, made: dict[str, list[Leaf]], *, end: bool, close: Close | None
     ) -> None:
-        """Settle a chunk of which this node `made` this. It is not waited for what others must sign first: what is
-        waited for comes by those that called this. `close`: the driver's, of a chunk that it has closed.
+        """Settle a chunk of which this node `made` this.
+
+        It is not waited for what others must sign first: what is waited for comes by those that called this. `close`:
+        the driver's, of a chunk that it has closed.
         """
         self._unsettled[chunk] = units, made, close
         if self._stating is None:
@@ -81,6 +86,7 @@ class ChunkBiller:
 
     async def stop(self, error: NodewireError) -> None:
         """The job failed: what cannot be committed to without its inputs' producers' word is not asked for either.
+
         What is asked for has been told when this returns, as far as relays take it.
         """
         if self._stating is None:

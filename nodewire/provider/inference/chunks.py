@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from itertools import takewhile
+from typing import TYPE_CHECKING
 
-from nodewire.core.job_task_group import JobTaskGroup
 from nodewire.errors import BadFrame, OverBudget, PaymentRequired
 from nodewire.protocol.job.chunk import AHEAD
 from nodewire.protocol.job.chunk_close import Close
 from nodewire.protocol.job.frame_refusal import driven
-from nodewire.provider.inference.chunk_biller import ChunkBiller
-from nodewire.provider.inference.credit import Credit
-from nodewire.provider.inference.job_context import JobContext
-from nodewire.provider.inference.output_hasher import OutputHasher
-from nodewire.wire.job.generation_tape import GenerationTape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nodewire.core.job_task_group import JobTaskGroup
+    from nodewire.provider.inference.chunk_biller import ChunkBiller
+    from nodewire.provider.inference.credit import Credit
+    from nodewire.provider.inference.job_context import JobContext
+    from nodewire.provider.inference.output_hasher import OutputHasher
+    from nodewire.wire.job.generation_tape import GenerationTape
 
 log = logging.getLogger("nodewire.provider")
 
@@ -158,8 +162,9 @@ class Chunks:
             await self._settling.bill(chunk, units, self._hashing.pop(chunk), end=end, close=close)
 
     async def claim_unclosed(self) -> None:
-        """The job failed: chunks that are whole here, and that the driver must have accepted though it signed no close
-        (`GenerationTape.is_past`), are claimed by this node's own word.
+        """The job failed: chunks that are whole here, and that the driver must have accepted, are claimed.
+
+        They are claimed by this node's own word, though the driver signed no close (`GenerationTape.is_past`).
         """
         if not self._context.generates or self._context.drives:
             return

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NodewireError
 from nodewire.nostr.event import Event, parse
-from nodewire.pay.accounts.ledger import Ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from nodewire.pay.accounts.ledger import Ledger
 
 EVERY_S = 20.0
 TO_PAY_S = 30

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NodewireError, PaymentRequired
 from nodewire.protocol.job.chunk import AHEAD
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
 LAST_PAYMENTS_S = 5.0
 """In which a customer pays what came of a job that broke off."""

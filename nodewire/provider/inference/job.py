@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nodewire.core.job_task_group import JobTaskGroup, typed_fault
 from nodewire.errors import (
@@ -26,24 +25,28 @@ from nodewire.errors import (
     TimedOut,
 )
 from nodewire.kind import Job, JobKind, Mailbox
-from nodewire.pay.accounts.ledger import Ledger
 from nodewire.protocol.job.chunk_close import WITHDRAW, Close
-from nodewire.protocol.job.request import Request
 from nodewire.protocol.model.edge_codec import codings
 from nodewire.protocol.speculation.frame_meta import is_computed
-from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.protocol.verification import statement
 from nodewire.protocol.verification.statement import LACKING
 from nodewire.provider.inference.chunk_biller import ChunkBiller, Commit
 from nodewire.provider.inference.chunks import Chunks
 from nodewire.provider.inference.credit import Credit
-from nodewire.provider.inference.job_context import JobContext
 from nodewire.provider.inference.job_publisher import JobPublisher, Publish
 from nodewire.provider.inference.output_hasher import OutputHasher
 from nodewire.provider.inference.statement_sender import StatementSender
-from nodewire.provider.inference.statements import Statements
-from nodewire.provider.tasks.job_worker import JobWorker
-from nodewire.wire.job.generation_tape import GenerationTape
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+
+    from nodewire.pay.accounts.ledger import Ledger
+    from nodewire.protocol.job.request import Request
+    from nodewire.protocol.tensors.frame import Array, Frame
+    from nodewire.provider.inference.job_context import JobContext
+    from nodewire.provider.inference.statements import Statements
+    from nodewire.provider.tasks.job_worker import JobWorker
+    from nodewire.wire.job.generation_tape import GenerationTape
 
 log = logging.getLogger("nodewire.provider")
 
@@ -231,8 +234,9 @@ class JobRun:
         return not isinstance(error, PaymentRequired) or bool(error.by) or self._mailbox.failure is not None
 
     async def _watch(self) -> None:
-        """End a job that stands still, for it holds a slot; and a generation that computes a chunk without end: nobody
-        who never guesses may take as long. Raises TimedOut.
+        """End a job that stands still, for it holds a slot; and a generation that computes a chunk without end.
+
+        Nobody who never guesses may take as long. Raises TimedOut.
         """
         limit_s = self.request.plan.first_result_ms / 1000 + self._context.patience_s
         frames, chunk, spells = -1, 0, 0

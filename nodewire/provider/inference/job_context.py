@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nodewire.nostr.keys import Keys
-from nodewire.protocol.job.request import Request
 from nodewire.protocol.market.cached_price import WHOLE_PPM
-from nodewire.protocol.model.manifest import Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodewire.nostr.keys import Keys
+    from nodewire.protocol.job.request import Request
+    from nodewire.protocol.model.manifest import Manifest
 
 
 @dataclass(frozen=True)

@@ -5,34 +5,37 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.core.job_task_group import typed_fault
 from nodewire.errors import LinkLost, NodewireError, NotAllowed
-from nodewire.nostr.keys import Keys
-from nodewire.pay.accounts.ledger import Ledger
-from nodewire.protocol.committee.commitment import ChunkRoot
-from nodewire.provider.admission.checks import Admission, AdmittedJob
-from nodewire.provider.admission.withdrawals import Withdrawals
 from nodewire.provider.inference.job import JobPorts, JobRun
 from nodewire.provider.inference.job_context import JobContext
-from nodewire.provider.inference.job_publisher import Publish
-from nodewire.provider.inference.proof import Proof
 from nodewire.provider.inference.statements import Statements
-from nodewire.provider.job_counters import Figures
 from nodewire.provider.tasks.call_priority import turns
 from nodewire.provider.tasks.job_worker import JobWorker
-from nodewire.provider.tasks.loader import ServedManifest
 from nodewire.provider.tasks.prefix_cache import Prefixes, whose
-from nodewire.public_record import PublicRecord
-from nodewire.wire.evidence.spool import Spool
 from nodewire.wire.job.channel_spec import PROVIDER_GRACE_S, JobChannelSpec
 from nodewire.wire.job.generation_tape import GenerationTape
 from nodewire.wire.job.routes import routes_of
 from nodewire.wire.job_member import Membership
-from nodewire.wire.node import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Sequence
+
+    from nodewire.nostr.keys import Keys
+    from nodewire.pay.accounts.ledger import Ledger
+    from nodewire.protocol.committee.commitment import ChunkRoot
+    from nodewire.provider.admission.checks import Admission, AdmittedJob
+    from nodewire.provider.admission.withdrawals import Withdrawals
+    from nodewire.provider.inference.job_publisher import Publish
+    from nodewire.provider.inference.proof import Proof
+    from nodewire.provider.job_counters import Figures
+    from nodewire.provider.tasks.loader import ServedManifest
+    from nodewire.public_record import PublicRecord
+    from nodewire.wire.evidence.spool import Spool
+    from nodewire.wire.node import Node
 
 log = logging.getLogger("nodewire.provider")
 
@@ -73,8 +76,8 @@ class JobFactory:
         self._figures = figures
 
     async def open(self, job: AdmittedJob, served: ServedManifest) -> OpenJob:
-        """Raises:
-        NotAllowed: the job is open here already, or its customer has withdrawn it.
+        """Raises: NotAllowed: the job is open here already, or its customer has withdrawn it.
+
         NodewireError: what its plan stands on is not to be had.
         """
         request, manifest, plan = job.request, job.manifest, job.request.plan

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadFrame, NodeFailed, NodewireError, RelayRefused, TimedOut
 from nodewire.nostr.event import Event
 from nodewire.nostr.nips import nip44
-from nodewire.protocol.committee.commitment import ChunkRoot
 from nodewire.protocol.job import feedback, result
 from nodewire.protocol.job.frame_refusal import is_driven
-from nodewire.provider.inference.job_context import JobContext
+
+if TYPE_CHECKING:
+    from nodewire.protocol.committee.commitment import ChunkRoot
+    from nodewire.provider.inference.job_context import JobContext
 
 Publish = Callable[[Event], Awaitable[None]]
 
@@ -58,8 +61,9 @@ class JobPublisher:
         await (self.publish if self.has_begun else self._refuse)(event)
 
     async def failed(self, error: NodewireError) -> None:
-        """Say why the job ended here: which edge's frames cannot be computed, or who has ended it
-        before this node; of what is the customer's own to it alone which field.
+        """Say why the job ended here: which edge's frames cannot be computed, or who has ended it before this node.
+
+        Of what is the customer's own, say to it alone which field.
         """
         names_edge = isinstance(error, BadFrame) and not error.by and self._may_name(error.field)
         ciphertext = ""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import TYPE_CHECKING
 
-from nodewire.core.job_task_group import JobTaskGroup
 from nodewire.protocol.job.chunk import Leaf, leaf_of
-from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.protocol.verification.statement import HashedFrame, tensors_of
-from nodewire.provider.inference.job_context import JobContext
-from nodewire.provider.inference.statement_sender import StatementSender
+
+if TYPE_CHECKING:
+    from nodewire.core.job_task_group import JobTaskGroup
+    from nodewire.protocol.tensors.frame import Array, Frame
+    from nodewire.provider.inference.job_context import JobContext
+    from nodewire.provider.inference.statement_sender import StatementSender
 
 NOTED, NOTED_BYTES = 16, 65_536
 """How many outputs of at most so many bytes wait to be hashed, if nobody is to sign for them."""
@@ -27,9 +30,10 @@ class OutputHasher:
         self._leaves: dict[tuple[int, str], list[Leaf]] = {}
 
     def note(self, task: str, chunk: int, frame: Frame[Array]) -> None:
-        """Take note of an output for its chunk's commitment, and its statement. It is hashed when it has been sent, and
-        in a generation that nobody judges with others of its positions: what is done in a row takes a fraction. One
-        that may have to be shown is given to the spool before it counts.
+        """Take note of an output for its chunk's commitment, and its statement.
+
+        It is hashed when it has been sent, and in a generation that nobody judges with others of its positions: what is
+        done in a row takes a fraction. One that may have to be shown is given to the spool before it counts.
         """
         if self._stating is not None:
             self._stating.statements.write(self._context.request.id, frame.edge, 0, frame)

@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nodewire.errors import NodeFailed, TimedOut
-from nodewire.protocol.committee.commitment import ChunkRoot
-from nodewire.protocol.committee.committee import Committee
 from nodewire.protocol.job.plan import CERTIFY_EPOCHS, Plan
 from nodewire.protocol.model.manifest import CUSTOMER
 from nodewire.protocol.verification.statement import FrameStatement
-from nodewire.provider.admission.checks import AdmittedJob
-from nodewire.provider.evidence.committer import Committer
 from nodewire.provider.evidence.server import EvidenceServer, KeptJob
-from nodewire.provider.evidence.store import KeptWork
 from nodewire.wire.evidence.spool import HEADER_BYTES, Spool
 from nodewire.wire.framing.headers import MAX_HEADER_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.protocol.committee.commitment import ChunkRoot
+    from nodewire.protocol.committee.committee import Committee
+    from nodewire.provider.admission.checks import AdmittedJob
+    from nodewire.provider.evidence.committer import Committer
+    from nodewire.provider.evidence.store import KeptWork
 
 SPOOL_EPOCHS = 10
 """For how many epochs after a job's end, or a crash, frames are kept that may have to be shown. Its last root is
@@ -116,8 +119,9 @@ class CommitteeProof:
 
 
 def most_bytes(job: AdmittedJob, public: str) -> int:
-    """The bytes of a generation that `public` may have to keep: a frame for each position on each edge of its tasks,
-    and a statement for each chunk that comes.
+    """The bytes of a generation that `public` may have to keep.
+
+    They are a frame for each position on each edge of its tasks, and a statement for each chunk that comes.
     """
     tasks, manifest = job.request.plan.tasks_of(public), job.manifest
     said = job.params.get("positions")

@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.core.job_task_group import typed_fault
 from nodewire.errors import BadInput, Busy, NodeFailed, NodewireError, WorkRequired
 from nodewire.nostr.event import Event
-from nodewire.nostr.event_transport import EventTransport
 from nodewire.nostr.nips import nip59
 from nodewire.nostr.nips.nip01 import Filter
-from nodewire.pay.accounts.dues import Due
 from nodewire.protocol import kinds
 from nodewire.protocol.job import feedback
 from nodewire.protocol.job.request import Request, Ticket
@@ -22,13 +19,19 @@ from nodewire.protocol.model.manifest import Manifest
 from nodewire.provider.admission.checks import AdmittedJob, feedback_for
 from nodewire.provider.admission.refusals import Refusals, is_answered
 from nodewire.provider.admission.request_matcher import WAITING_S, RequestMatcher
-from nodewire.provider.inference.job import JobRun
 from nodewire.provider.inference.job_factory import JobFactory, JobResources
 from nodewire.provider.job_counters import Figures
-from nodewire.provider.outage import Outage
-from nodewire.provider.tasks.loader import ServedManifest
-from nodewire.provider.tasks.registry import Specializations
 from nodewire.training.protocol.round import is_ticket as is_round_ticket
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+
+    from nodewire.nostr.event_transport import EventTransport
+    from nodewire.pay.accounts.dues import Due
+    from nodewire.provider.inference.job import JobRun
+    from nodewire.provider.outage import Outage
+    from nodewire.provider.tasks.loader import ServedManifest
+    from nodewire.provider.tasks.registry import Specializations
 
 log = logging.getLogger("nodewire.provider")
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nodewire.core.job_task_group import JobTaskGroup
-from nodewire.provider.inference.statements import Statements
 from nodewire.wire.evidence import output_signer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodewire.core.job_task_group import JobTaskGroup
+    from nodewire.provider.inference.statements import Statements
 
 
 class StatementSender:

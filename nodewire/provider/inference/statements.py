@@ -11,19 +11,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadFrame, LinkLost, NodeFailed, NodewireError, NotAllowed
-from nodewire.nostr.keys import Keys
 from nodewire.protocol.job.chunk import chunk_of
 from nodewire.protocol.job.plan import LOCAL
-from nodewire.protocol.job.request import Request
 from nodewire.protocol.model.manifest import CUSTOMER, Edge, Manifest
-from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.protocol.verification.statement import LACKING, FrameStatement, HashedFrame, digest_of, hashed
 from nodewire.wire.evidence.output_signer import ASK_S, OutputSigner, Tell
-from nodewire.wire.evidence.spool import Spool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nodewire.nostr.keys import Keys
+    from nodewire.protocol.job.request import Request
+    from nodewire.protocol.tensors.frame import Array, Frame
+    from nodewire.wire.evidence.spool import Spool
 
 PATIENCE_S = 10.0
 """How long a statement is waited for when the chunk is closed and those before it are settled."""
@@ -156,8 +160,9 @@ class Statements:
         return lacking
 
     def _due(self, chunk: int) -> list[tuple[str, int]]:
-        """The edges and chunks of what came and is not settled, that a part of `chunk` was computed from: in a
-        generation, which has a state, also what came before.
+        """The edges and chunks of what came and is not settled, that a part of `chunk` was computed from.
+
+        In a generation, which has a state, they include what came before.
         """
         generates = self._manifest.mode == "generate"
         return [at for at in sorted(self._came) if at[1] == chunk or (generates and at[1] < chunk)]

@@ -5,27 +5,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from nodewire.config import ProviderConfig
 from nodewire.errors import NodewireError
-from nodewire.market import Market
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
-from nodewire.nostr.pool import Pool
 from nodewire.protocol.market import ad as ads
 from nodewire.protocol.market import ad_profile
 from nodewire.protocol.market import heartbeat as beats
 from nodewire.protocol.market.ad import Ad, ManifestOffer, TaskOffer
 from nodewire.protocol.market.ad_profile import UNPROFILED, PublishedProfile
-from nodewire.protocol.market.coordinates import Coordinates
 from nodewire.protocol.market.heartbeat import Beat
-from nodewire.protocol.market.observation import Observation
-from nodewire.provider.market.bond import BondKeeper
-from nodewire.provider.tasks.loader import ServedManifest
-from nodewire.provider.tasks.registry import Specializations
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from nodewire.config import ProviderConfig
+    from nodewire.market import Market
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
+    from nodewire.nostr.pool import Pool
+    from nodewire.protocol.market.coordinates import Coordinates
+    from nodewire.protocol.market.observation import Observation
+    from nodewire.provider.market.bond import BondKeeper
+    from nodewire.provider.tasks.loader import ServedManifest
+    from nodewire.provider.tasks.registry import Specializations
 
 log = logging.getLogger("nodewire.provider")
 _PUBLISH_S = 5.0

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
-from nodewire.config import BondConfig
 from nodewire.errors import NotFound, PaymentFailed
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.pay.bond.bond_holder import BondHolder, check_locked, ensure_bond
 from nodewire.protocol.market import bond
-from nodewire.protocol.market.bond import BondStatement
+
+if TYPE_CHECKING:
+    from nodewire.config import BondConfig
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
+    from nodewire.protocol.market.bond import BondStatement
 
 _DAY_S = 86_400
 

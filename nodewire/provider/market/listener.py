@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
 
-from nodewire.config import WireConfig
 from nodewire.errors import BadConfig, NodewireError
 from nodewire.net import host_port
 from nodewire.net.listen_address import named_by
-from nodewire.nostr.keys import Keys
-from nodewire.nostr.pool import Pool
 from nodewire.protocol.encoding.address import SpliceAddress, is_splice
 from nodewire.wire.nat import public_address
 from nodewire.wire.nat.rendezvous import Reach
-from nodewire.wire.node import Node
+
+if TYPE_CHECKING:
+    from contextlib import AsyncExitStack
+
+    from nodewire.config import WireConfig
+    from nodewire.nostr.keys import Keys
+    from nodewire.nostr.pool import Pool
+    from nodewire.wire.node import Node
 
 log = logging.getLogger("nodewire.provider")
 _ALL = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
@@ -56,7 +60,7 @@ async def _found(stack: AsyncExitStack, config: WireConfig, listening: str, keys
     if not wire:
         raise BadConfig(
             "wire.listen",
-            f"{config.listen}: no way leads here. The router opens no port, and {seen.refused or 'no splice answers'}:"
-            " name the address that leads here in [wire] announce, or a splice in [wire] splices",
+            f"{config.listen}: no way leads here. The router opens no port, and {seen.refused or 'no splice answers'}."
+            " Name the address that leads here in [wire] announce, or a splice in [wire] splices",
         )
     return wire

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadInput, BadPeer, LinkLost, NodewireError, NotAllowed, TimedOut
-from nodewire.market import Market
 from nodewire.net import host_port
 from nodewire.net.address_policy import is_dialled
-from nodewire.plan.epoch import Epoch
 from nodewire.protocol.market import observation
-from nodewire.protocol.market.ad import Ad
 from nodewire.protocol.market.observation import MAX_OBSERVED, Observation
-from nodewire.protocol.market.snapshot import Snapshot
-from nodewire.wire.node import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.market import Market
+    from nodewire.plan.epoch import Epoch
+    from nodewire.protocol.market.ad import Ad
+    from nodewire.protocol.market.snapshot import Snapshot
+    from nodewire.wire.node import Node
 
 FRESH_EPOCHS = 2
 """An observation is said for so many epochs after that of its body. Beats may cite the newest four."""

@@ -12,12 +12,15 @@ import asyncio
 import logging
 import random
 import time
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadInput, NodewireError
-from nodewire.market import Market
 from nodewire.net import host_port
 from nodewire.net.address_policy import is_dialled
-from nodewire.wire.node import Node
+
+if TYPE_CHECKING:
+    from nodewire.market import Market
+    from nodewire.wire.node import Node
 
 NEIGHBOURS = 8
 PACE_S = 2.0

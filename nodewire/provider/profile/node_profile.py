@@ -10,12 +10,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nodewire.errors import BadConfig, NodewireError, OverMemory
-from nodewire.kind import Limits
 from nodewire.plan.cost import Fit, Rates, fit
 from nodewire.protocol.encoding.byte_sizes import in_units
 from nodewire.protocol.market.ad_profile import (
@@ -30,10 +29,13 @@ from nodewire.protocol.market.ad_profile import (
 from nodewire.protocol.model.manifest import BlobRef, Manifest
 from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.provider.profile import probe
-from nodewire.provider.profile.probe import ProbeResult
 from nodewire.worker.client import WorkerProcess
 from nodewire.worker.devices import Device, check, devices, in_use_bytes, sampled
 from nodewire.worker.sandbox.rights import RESERVE_BYTES
+
+if TYPE_CHECKING:
+    from nodewire.kind import Limits
+    from nodewire.provider.profile.probe import ProbeResult
 
 FILE = "profile.json"
 MACHINE_BYTES = 2**30
@@ -48,8 +50,9 @@ Say = Callable[[str], None]
 
 @dataclass(slots=True)
 class TaskProfile:
-    """`calls` by positions, in ascending order; `caps` says of each memory cap (bytes) whether the task ran under it,
-    "" or what it died of. Bytes are above the worker's empty baseline.
+    """`calls` by positions, in ascending order; `caps` by memory caps (bytes).
+
+    `caps` says whether the task ran under each, "" or what it died of. Bytes are above the worker's empty baseline.
     """
 
     manifest: str
@@ -67,8 +70,9 @@ class TaskProfile:
 
     @property
     def overrun(self) -> OverMemory | None:
-        """Not raised: what is to be said of a task whose process took more than was predicted, beside what every worker
-        may take for itself.
+        """Not raised: what is to be said of a task whose process took more than was predicted.
+
+        What every worker may take for itself is apart.
         """
         if self.refused or self.peak_bytes <= self.predicted_bytes * (1 + TOLERATED) + RESERVE_BYTES:
             return None

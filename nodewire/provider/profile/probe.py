@@ -9,17 +9,21 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nodewire.errors import BadInput, NodewireError
-from nodewire.kind import Params, Worker
 from nodewire.plan.cost import Work
-from nodewire.protocol.model.manifest import Edge, Manifest, Task, Tensor
 from nodewire.protocol.tensors.frame import ITEM_BYTES, Array, Frame, Meta
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.kind import Params, Worker
+    from nodewire.protocol.model.manifest import Edge, Manifest, Task, Tensor
 
 SESSION = "0" * 64
 CALLS = 5

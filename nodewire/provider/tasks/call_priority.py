@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from nodewire.kind import Turn
 from nodewire.plan.assign import LINK_BYTES_PER_MS, link_us
 from nodewire.plan.path import remaining_us
-from nodewire.protocol.job.plan import Plan
-from nodewire.protocol.market.snapshot import Node
 from nodewire.protocol.model.manifest import CUSTOMER, Edge, Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodewire.protocol.job.plan import Plan
+    from nodewire.protocol.market.snapshot import Node
 
 TOGETHER = frozenset({"graph"})
 """Engines that compute when the frames of one seq have come on all their edges."""
 
 
 def turns(plan: Plan, manifest: Manifest, nodes: Mapping[str, Node]) -> dict[str, Turn]:
-    """By task, what its calls wait by. Times are the plan's own estimates: certified speeds, links by coordinates. Of
-    who is not among `nodes` (by public key) nothing is known.
+    """By task, what its calls wait by.
+
+    Times are the plan's own estimates: certified speeds, links by coordinates. Of who is not among `nodes` (by public
+    key) nothing is known.
     """
     at = {one.task: nodes.get(one.provider) for one in plan.tasks}
     took_us = {}

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadConfig, NodewireError, NotAllowed, TooLarge
-from nodewire.kind import JobKind, MakeWorker
-from nodewire.protocol.model.manifest import BlobRef, Manifest
 from nodewire.provider.tasks import loader
 from nodewire.provider.tasks.loader import ServedManifest
-from nodewire.store.blobs import Blobs
-from nodewire.store.bounded_cache import BoundedBlobs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from nodewire.kind import JobKind, MakeWorker
+    from nodewire.protocol.model.manifest import BlobRef, Manifest
+    from nodewire.store.blobs import Blobs
+    from nodewire.store.bounded_cache import BoundedBlobs
 
 log = logging.getLogger("nodewire.provider")
 
@@ -49,8 +53,10 @@ class LoadedWindow:
 
 
 class Windows:
-    """Loads and unloads them. `measured` has microseconds for a position, by digest and task; `make` is given the stack
-    that ends a window's workers.
+    """Loads and unloads them.
+
+    `measured` has microseconds for a position, by digest and task; `make` is given the stack that ends a window's
+    workers.
     """
 
     def __init__(

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NodewireError
 from nodewire.kind import Params, SharedWorker, TaskSession, Turn
 from nodewire.protocol.model.edge_codec import OWN, Codings
-from nodewire.protocol.model.manifest import Manifest
-from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.provider.tasks.call_times import CallTimes
 from nodewire.provider.tasks.loader import loaded_name
 from nodewire.provider.tasks.prefix_cache import FoundPrompts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodewire.protocol.model.manifest import Manifest
+    from nodewire.protocol.tensors.frame import Array, Frame
 
 
 class JobWorker:

@@ -7,15 +7,18 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from nodewire.config import Serve
 from nodewire.errors import BadConfig, BadInput, Busy, NodewireError, NotAllowed, WorkerFailed
-from nodewire.kind import JobKind, MakeWorker, SharedWorker, Worker
 from nodewire.protocol.market.token_price import chunk_price_msat
 from nodewire.protocol.model.kv_pages import Room
 from nodewire.protocol.model.manifest import BlobRef, Manifest
 from nodewire.provider.profile import probe
-from nodewire.public_record import PublicRecord
+
+if TYPE_CHECKING:
+    from nodewire.config import Serve
+    from nodewire.kind import JobKind, MakeWorker, SharedWorker, Worker
+    from nodewire.public_record import PublicRecord
 
 log = logging.getLogger("nodewire.provider")
 

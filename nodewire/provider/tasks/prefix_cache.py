@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from nodewire.kind import Params
-from nodewire.protocol.model.manifest import Manifest
-from nodewire.protocol.tensors.frame import Array, Frame
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from nodewire.kind import Params
+    from nodewire.protocol.model.manifest import Manifest
+    from nodewire.protocol.tensors.frame import Array, Frame
 
 Prefixes = Literal["own", "shared", "off"]
 _SHARED = "*"

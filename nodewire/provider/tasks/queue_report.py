@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from nodewire.worker.persistent_worker import LastingWorker
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.worker.persistent_worker import LastingWorker
 
 log = logging.getLogger("nodewire.provider")
 EVERY_S = 60.0

@@ -7,11 +7,15 @@ plan may be made or checked by an older snapshot, and until its jobs are over.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NotAllowed
-from nodewire.protocol.model.manifest import Manifest
-from nodewire.provider.tasks.loader import ServedManifest
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from nodewire.protocol.model.manifest import Manifest
+    from nodewire.provider.tasks.loader import ServedManifest
 
 
 class Specializations:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from nodewire.config import CustomerConfig
 from nodewire.errors import NodewireError, NotAllowed, NotFound
 from nodewire.kind import TrainingKind, installed_training
 from nodewire.store.folder import digest
@@ -25,11 +23,17 @@ from nodewire.training.customer.market.session import open_session
 from nodewire.training.customer.process_lock import alone
 from nodewire.training.customer.round_history import History
 from nodewire.training.customer.transcript import transcribe
-from nodewire.training.protocol.recipe import Recipe
 from nodewire.training.protocol.round import check_supported
-from nodewire.training.protocol.transcript import Transcript
 from nodewire.worker.client import LONG_CALL_S, WorkerProcess
 from nodewire.worker.persistent_worker import LastingWorker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from nodewire.config import CustomerConfig
+    from nodewire.training.protocol.recipe import Recipe
+    from nodewire.training.protocol.transcript import Transcript
 
 
 @dataclass(frozen=True, slots=True)

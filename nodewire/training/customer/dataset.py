@@ -7,16 +7,19 @@ Enough to price a training, and to say what is wrong with a folder before a work
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadData
 from nodewire.protocol.model.families import Decoder, Encoder
 from nodewire.store import folder
-from nodewire.training.protocol.recipe import Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from nodewire.training.protocol.recipe import Recipe
 
 _MAX_HEADER_BYTES = 8 * 2**20
 _SHOWN = 3

@@ -5,15 +5,18 @@ from __future__ import annotations
 import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from nodewire.config import CustomerConfig
 from nodewire.training.customer import files
 from nodewire.training.customer.api import kind_of
 from nodewire.training.customer.dataset import look
 from nodewire.training.customer.market import coordinator_client
-from nodewire.training.protocol.recipe import Recipe
 from nodewire.training.protocol.round import check_supported
 from nodewire.worker.client import LONG_CALL_S, WorkerProcess
+
+if TYPE_CHECKING:
+    from nodewire.config import CustomerConfig
+    from nodewire.training.protocol.recipe import Recipe
 
 
 async def try_files(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import TYPE_CHECKING
 
 from nodewire.errors import RelayRefused, first_of
 from nodewire.nostr import event as events
@@ -28,8 +29,7 @@ from nodewire.training.customer.machine.actions import (
     Undo,
 )
 from nodewire.training.customer.machine.events import ShardLoss, StepOwnerChange, StepRollback, TrainingStart
-from nodewire.training.customer.machine.pending_actions import pending
-from nodewire.training.customer.machine.state import State
+from nodewire.training.customer.machine.pending_actions import next_actions
 from nodewire.training.customer.machine.transitions import apply
 from nodewire.training.customer.market import (
     audits,
@@ -40,9 +40,12 @@ from nodewire.training.customer.market import (
     shard_assignment,
 )
 from nodewire.training.customer.market import results as receiving
-from nodewire.training.customer.market.context import Course
 from nodewire.training.customer.policy import payment_retry
 from nodewire.training.protocol.retention import kept_rounds
+
+if TYPE_CHECKING:
+    from nodewire.training.customer.machine.state import State
+    from nodewire.training.customer.market.context import Course
 
 _CLOCKS_S = 65
 """Providers take requests that are dated a minute ahead of their clocks, and relays have their time."""
@@ -103,7 +106,7 @@ class Rounds:
                 self._begin(group)
                 if course.state is not since:
                     since, since_s = course.state, time.monotonic()
-                waiting = payment_retry.waiting(course.state, course.refused)
+                waiting = payment_retry.payment_wait(course.state, course.refused)
                 if waiting not in (None, told):
                     told = waiting
                     course.on_change(course.state, waiting, "")
@@ -161,7 +164,7 @@ class Rounds:
         """Begin what is pending, end what is not any more."""
         if any(isinstance(action, Undo) and not task.done() for action, task in self._running.items()):
             return
-        wanted = deferred_balances.without_put_off(pending(self._course.state), self._course.state)
+        wanted = deferred_balances.without_put_off(next_actions(self._course.state), self._course.state)
         for action in list(self._running):
             task = self._running[action]
             if action not in wanted and isinstance(action, Call | Await | Linger | AwaitStep):

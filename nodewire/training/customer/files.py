@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
 
 
 def readable(start: Path) -> list[Path]:
-    """What a worker has to read of `start`, a folder or a safetensors file: links in it may lead elsewhere, as they do
-    in a cache of downloads.
+    """What a worker has to read of `start`, a folder or a safetensors file.
+
+    Links in it may lead elsewhere, as they do in a cache of downloads.
     """
     folder = start if start.is_dir() else start.parent
     return [folder, *(path.resolve() for path in (folder.iterdir() if folder.is_dir() else ()) if path.is_symlink())]

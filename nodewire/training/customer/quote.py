@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import NoProvider, OverBudget
 from nodewire.pay.accounts.payer import Fees
 from nodewire.store.sealed_blobs import sealed_bytes
-from nodewire.training.customer.dataset import Dataset
 from nodewire.training.customer.machine.state import State
 from nodewire.training.customer.policy import provider_selection
 from nodewire.training.customer.policy.expected_cost import Record
-from nodewire.training.customer.policy.provider_selection import Need
 from nodewire.training.protocol.outer_step import MAX_INPUTS
-from nodewire.training.protocol.recipe import Recipe
 from nodewire.training.protocol.round import work_gflop
-from nodewire.training.protocol.trainer_ad import Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nodewire.training.customer.dataset import Dataset
+    from nodewire.training.customer.policy.provider_selection import Need
+    from nodewire.training.protocol.recipe import Recipe
+    from nodewire.training.protocol.trainer_ad import Trainer
 
 _HEADER_BYTES = 128
 """About what a safetensors file says of each tensor."""
@@ -212,8 +215,9 @@ def _fees_msat(offers: Sequence[Offer], left: int, state: State) -> int:
 
 
 def _step(recipe: Recipe, shards: int, market: Mapping[str, Trainer]) -> tuple[int, int]:
-    """What an outer step of so many results costs where it is bought, and the most that routing may; nothing if nobody
-    sells it, for then it is made here.
+    """What an outer step of so many results costs where it is bought, and the most that routing may.
+
+    Nothing if nobody sells it, for then it is made here.
     """
     if shards > MAX_INPUTS:
         return 0, 0
@@ -268,8 +272,9 @@ def _frozen_bytes(recipe: Recipe) -> int:
 
 
 def _audited(recipe: Recipe) -> int:
-    """Snapshots that an audit of one result has shown, at most, if nothing speaks against it; what was carried into the
-    round counts as one.
+    """Snapshots that an audit of one result has shown, at most, if nothing speaks against it.
+
+    What was carried into the round counts as one.
     """
     fraction, carries = float(recipe.audit.fraction), recipe.compression.carries
     segments = -(-recipe.steps // recipe.audit.segment)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from nodewire.errors import NodewireError
 from nodewire.nostr import event as events
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip44
 from nodewire.training.customer.machine.events import (
     AuditOutcome,
@@ -22,6 +20,11 @@ from nodewire.training.customer.machine.events import (
     TrainingStart,
 )
 from nodewire.training.protocol.audit import AuditAnswer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nodewire.nostr.keys import Keys
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NodewireError
 from nodewire.nostr import event as events
 from nodewire.nostr.nips import nip44
 from nodewire.nostr.nips.nip01 import Filter
 from nodewire.training.customer.machine import events as happened
-from nodewire.training.customer.market.context import Course
 from nodewire.training.protocol.audit import AuditAnswer
-from nodewire.training.protocol.recipe import Recipe
 from nodewire.training.protocol.result import DeliveryDetails
 from nodewire.training.protocol.round import RoundTicket
 from nodewire.training.protocol.transcript import (
@@ -25,6 +24,10 @@ from nodewire.training.protocol.transcript import (
     UndoneSteps,
     WeighedResult,
 )
+
+if TYPE_CHECKING:
+    from nodewire.training.customer.market.context import Course
+    from nodewire.training.protocol.recipe import Recipe
 
 log = logging.getLogger("nodewire.customer")
 

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nodewire.training.engine import data
-from nodewire.training.engine.data import Tensors
 from nodewire.training.engine.families import initial
 from nodewire.training.engine.inner_loop import Trainer
-from nodewire.training.engine.state import State
 from nodewire.training.engine.update import carried_state, fragments, outer_step
-from nodewire.training.engine.update.carried_state import CarriedState
-from nodewire.training.protocol.recipe import Recipe
+
+if TYPE_CHECKING:
+    from nodewire.training.engine.data import Tensors
+    from nodewire.training.engine.state import State
+    from nodewire.training.engine.update.carried_state import CarriedState
+    from nodewire.training.protocol.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ def run(
         for part in mine:
             begun = None if (round, part.index) in taken_over else kept.get(part.index)
             update = trainer.train(
-                carried_state.beginning(theta, begun), shards[part.index], round, part.index, part.steps
+                carried_state.start_of_round(theta, begun), shards[part.index], round, part.index, part.steps
             )
             delta = update.delta
             if recipe.compression.carries:

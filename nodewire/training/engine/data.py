@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -19,8 +19,10 @@ from torch import Tensor
 from nodewire.errors import BadData, TooLarge
 from nodewire.protocol.model.families import Decoder, Encoder
 from nodewire.training.engine import draw, state
-from nodewire.training.engine.families import Batch
 from nodewire.training.protocol.recipe import MAX_SHARDS, Recipe
+
+if TYPE_CHECKING:
+    from nodewire.training.engine.families import Batch
 
 MAX_SHARD_BYTES = 2**32
 GATHERED_BYTES = 4 * 2**20

@@ -10,18 +10,20 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from nodewire.errors import BadInput, BadRecipe
 from nodewire.training.engine import data, state
-from nodewire.training.engine.data import Shard
 from nodewire.training.engine.families import Batch, build
 from nodewire.training.engine.optimizer import Flat, Optimizer
-from nodewire.training.engine.state import State
-from nodewire.training.protocol.recipe import Recipe
+
+if TYPE_CHECKING:
+    from nodewire.training.engine.data import Shard
+    from nodewire.training.engine.state import State
+    from nodewire.training.protocol.recipe import Recipe
 
 OnStep = Callable[[int, float], None]
 """Called after a segment with the steps done and the last step's loss."""
@@ -42,8 +44,10 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A round's result. `delta` is theta after minus theta before; `states` are the digests of the snapshots after
-    each audit.segment steps, and after the last one.
+    """A round's result.
+
+    `delta` is theta after minus theta before; `states` are the digests of the snapshots after each audit.segment steps,
+    and after the last one.
     """
 
     delta: State

@@ -8,15 +8,19 @@ start at zero: they are all of an optimizer's state beside theta and the step's 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from nodewire.training.engine.families import hidden_matrices
-from nodewire.training.engine.state import State
-from nodewire.training.protocol.recipe import Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nodewire.training.engine.state import State
+    from nodewire.training.protocol.recipe import Recipe
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Of Muon's five iterations (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/)."""

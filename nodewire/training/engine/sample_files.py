@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,7 +18,12 @@ from nodewire.llm.tokens.tokenizer import Tokenizer
 from nodewire.protocol.model.families import Decoder, Encoder
 from nodewire.store import folder
 from nodewire.training.engine.data import Tensors, checked
-from nodewire.training.protocol.recipe import Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from nodewire.training.protocol.recipe import Recipe
 
 PIECE_CHARS = 2**20
 """Text is tokenized in pieces of about this length, cut after a line's end."""

@@ -11,21 +11,25 @@ checked in the round before.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from nodewire.errors import BadData, BadHash, BadInput, BadUpdate, Withheld
 from nodewire.training.engine import state
-from nodewire.training.engine.data import Shard
 from nodewire.training.engine.inner_loop import Snapshot, Trainer
-from nodewire.training.engine.state import State
 from nodewire.training.engine.sums import distance, norm
 from nodewire.training.engine.update import carried_state as carried
-from nodewire.training.engine.update.carried_state import CarriedState
-from nodewire.training.protocol.recipe import Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nodewire.training.engine.data import Shard
+    from nodewire.training.engine.state import State
+    from nodewire.training.engine.update.carried_state import CarriedState
+    from nodewire.training.protocol.recipe import Recipe
 
 LINEAR = frozenset({"momentum", "first"})
 """The moments that are sums of gradients, and move theta."""
@@ -126,7 +130,7 @@ def recomputed(
         raise BadInput("segment", f"{segment} of {len(claim.states)}")
     recipe, last = trainer.recipe, len(claim.states) - 1
     theta, shard, steps = inputs.theta, inputs.shard, inputs.steps
-    beginning, every = trainer.beginning(carried.beginning(theta, inputs.begun)), recipe.audit.segment
+    beginning, every = trainer.beginning(carried.start_of_round(theta, inputs.begun)), recipe.audit.segment
 
     def theirs(i: int) -> Snapshot:
         data = reveal(i)

@@ -10,8 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from math import isfinite, prod
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,6 +19,9 @@ from nodewire.errors import BadData, BadTask, TooLarge
 from nodewire.protocol.encoding import canonical
 from nodewire.protocol.model.families import HEADER_BYTES, Shapes
 from nodewire.weights.tensorfile import CODES, DTYPES, StoredTensor, read_header, read_into
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 State = Mapping[str, Tensor]
 Types = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]

@@ -6,13 +6,16 @@ again), which IEEE 754 fixes, so norms and what is derived from them are the sam
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import fsum, sqrt
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from nodewire.training.engine.state import State
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nodewire.training.engine.state import State
 
 PIECE = 1 << 18
 """Elements that are brought to float64 at a time."""

@@ -23,18 +23,20 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from nodewire.errors import NodewireError
 from nodewire.training.engine import data
-from nodewire.training.engine.data import Shard
-from nodewire.training.engine.families import Batch
 from nodewire.training.engine.state import State
 from nodewire.training.engine.sums import PIECE, norm
-from nodewire.training.protocol.recipe import Recipe, Validation
+
+if TYPE_CHECKING:
+    from nodewire.errors import NodewireError
+    from nodewire.training.engine.data import Shard
+    from nodewire.training.engine.families import Batch
+    from nodewire.training.protocol.recipe import Recipe, Validation
 
 Outcome = Literal["accept", "audit", "reject"]
 Threat = Literal["none", "possible", "sure"]
@@ -71,8 +73,10 @@ class Judgement:
 
     @property
     def is_doubted(self) -> bool:
-        """Whether it is audited before it is paid or refused. What is out of proportion is, too, though its outcome be
-        `reject`: where rounds get shorter as a model converges, an honest result may be.
+        """Whether it is audited before it is paid or refused.
+
+        What is out of proportion is, too, though its outcome be `reject`: where rounds get shorter as a model
+        converges, an honest result may be.
         """
         return self.outcome == "audit" or self.threat == "sure"
 
@@ -123,8 +127,9 @@ def judge(
     found = {one.index: Judgement() for one in submissions}
 
     def note(index: int, judgement: Judgement) -> None:
-        """The worse outcome stays, and of equals the earlier; so does the worse threat, whatever the outcome that it
-        comes with. Figures are gathered.
+        """The worse outcome stays, and of equals the earlier.
+
+        So does the worse threat, whatever the outcome that it comes with. Figures are gathered.
         """
         now = found[index]
         figures = {**now.figures, **judgement.figures}
@@ -249,8 +254,10 @@ def progress(rules: Validation, loss: float, others: float) -> Judgement:
 
 
 def decay(rules: Validation, history: Sequence[float], loss: float) -> Judgement:
-    """FEDSTR's policy by time: with `loss` as the newest, the mean of the last `average` held-out losses must be lower
-    than the mean of as many before it (one round earlier) by the share `rate`. With too short a history it accepts.
+    """FEDSTR's policy by time, with `loss` as the newest.
+
+    The mean of the last `average` held-out losses must be lower than the mean of as many before it (one round earlier)
+    by the share `rate`. With too short a history it accepts.
     """
     series = [*history, loss]
     if len(series) <= rules.average:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from nodewire.errors import NotAllowed, PaymentRequired
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip13
-from nodewire.pay.accounts.ledger import Ledger
 from nodewire.protocol.model.manifest import BlobRef
 from nodewire.store import sealed_blobs
 from nodewire.training.fedstr import events
-from nodewire.training.fedstr.events import FedstrRequest, Source
 from nodewire.training.protocol.round import (
     BALANCE,
     Round,
@@ -21,9 +19,15 @@ from nodewire.training.protocol.round import (
     seal_of,
     work_gflop,
 )
-from nodewire.training.protocol.trainer_ad import Trainer
-from nodewire.training.provider.admission import AdmittedShard, TrainingAdmission
 from nodewire.training.provider.clock_watch import CLOCKS_S
+
+if TYPE_CHECKING:
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
+    from nodewire.pay.accounts.ledger import Ledger
+    from nodewire.training.fedstr.events import FedstrRequest, Source
+    from nodewire.training.protocol.trainer_ad import Trainer
+    from nodewire.training.provider.admission import AdmittedShard, TrainingAdmission
 
 MAX_UNPAID = 2
 """Results of one customer that wait for their balance."""

@@ -10,25 +10,27 @@ import base64
 import binascii
 import hashlib
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import orjson
 from pydantic import Field
 
 from nodewire.errors import BadEvent, BadInput, BadTag, NodewireError, TooLarge, Unsupported
 from nodewire.nostr import event as _event
-from nodewire.nostr.event import Event, Tags
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip44
 from nodewire.protocol import kinds
 from nodewire.protocol.committee.committee import HttpUrl
 from nodewire.protocol.encoding import tags
 from nodewire.protocol.encoding.schema import Count, Hex32, Schema
-from nodewire.protocol.job.feedback import Status
 from nodewire.protocol.model.families import READING_TOML
 from nodewire.training.protocol.recipe import MAX_SHARDS, Recipe
 from nodewire.training.protocol.round import MAX_ROUNDS, OUTPUT
-from nodewire.training.protocol.trainer_ad import Trainer
+
+if TYPE_CHECKING:
+    from nodewire.nostr.event import Event, Tags
+    from nodewire.nostr.keys import Keys
+    from nodewire.protocol.job.feedback import Status
+    from nodewire.training.protocol.trainer_ad import Trainer
 
 MAX_REQUEST_BYTES = 24_576
 """Of a request's event as JSON: its result repeats it."""

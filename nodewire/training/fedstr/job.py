@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from nodewire.kind import TaskSession, Worker
 from nodewire.nostr.nips import nip44
 from nodewire.pay.accounts.dues import NEVER_S, Due
-from nodewire.pay.accounts.till import Till
-from nodewire.protocol.job import feedback
 from nodewire.training.fedstr import events
 from nodewire.training.fedstr.admission import stored_bytes
 from nodewire.training.fedstr.events import FedstrRequest, Output, Source
 from nodewire.training.fedstr.fetch import download
-from nodewire.training.protocol.result import DeliveryDetails
 from nodewire.training.protocol.round import BALANCE, DEPOSIT
-from nodewire.training.provider.admission import AdmittedShard
-from nodewire.training.provider.carried_store import CarriedFiles
-from nodewire.training.provider.paid_job import RunResources
 from nodewire.training.provider.shard_job import TASK, ShardRun
-from nodewire.training.provider.undelivered_results import MadeResults
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nodewire.kind import TaskSession, Worker
+    from nodewire.pay.accounts.till import Till
+    from nodewire.protocol.job import feedback
+    from nodewire.training.protocol.result import DeliveryDetails
+    from nodewire.training.provider.admission import AdmittedShard
+    from nodewire.training.provider.carried_store import CarriedFiles
+    from nodewire.training.provider.paid_job import RunResources
+    from nodewire.training.provider.undelivered_results import MadeResults
 
 FETCHED = "fetched"
 """The folder of what was fetched and no worker has read yet."""

@@ -6,34 +6,37 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Coroutine
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.core.bounded_dict import BoundedDict
 from nodewire.errors import BadTag, Busy, LinkLost, NodewireError, NotFound, TimedOut
-from nodewire.kind import Worker
-from nodewire.nostr.event import Event
 from nodewire.nostr.nips.nip01 import Filter
-from nodewire.pay.accounts.dues import Due
-from nodewire.pay.accounts.till import Till
 from nodewire.protocol import kinds
 from nodewire.provider.admission.checks import feedback_for
 from nodewire.provider.admission.refusals import Refusals
 from nodewire.provider.job_counters import Figures
-from nodewire.provider.outage import Outage
 from nodewire.training.fedstr import events
 from nodewire.training.fedstr.admission import FedstrAdmission
 from nodewire.training.fedstr.events import FedstrRequest, Source
 from nodewire.training.fedstr.job import FETCHED, FedstrRun, Transfer
 from nodewire.training.fedstr.store import KeptRequests
-from nodewire.training.protocol.trainer_ad import Trainer
-from nodewire.training.provider.admission import TrainingAdmission
 from nodewire.training.provider.carried_store import CarriedFiles
-from nodewire.training.provider.node import TrainerNode
 from nodewire.training.provider.paid_job import RunResources
 from nodewire.training.provider.undelivered_results import MadeResults
 from nodewire.training.provider.worker_slots import SLOT_S
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from pathlib import Path
+
+    from nodewire.kind import Worker
+    from nodewire.nostr.event import Event
+    from nodewire.pay.accounts.dues import Due
+    from nodewire.pay.accounts.till import Till
+    from nodewire.provider.outage import Outage
+    from nodewire.training.protocol.trainer_ad import Trainer
+    from nodewire.training.provider.admission import TrainingAdmission
+    from nodewire.training.provider.node import TrainerNode
 
 log = logging.getLogger("nodewire.provider")
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.nostr import event as events
-from nodewire.nostr.event import Event
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nodewire.nostr.event import Event
 
 
 class KeptRequests:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from nodewire.errors import BadEvent, BadInput, BadTag
 from nodewire.nostr import event as _event
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds
 from nodewire.protocol.encoding import tags
 from nodewire.protocol.encoding.schema import Hex32, Schema
 from nodewire.protocol.model.families import HEADER_BYTES
 from nodewire.protocol.model.manifest import BlobRef
-from nodewire.training.protocol.recipe import Recipe
 from nodewire.training.protocol.result import MAX_STATES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
+    from nodewire.training.protocol.recipe import Recipe
 
 MAX_SNAPSHOTS = 128
 

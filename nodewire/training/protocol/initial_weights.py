@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import json
 from math import prod
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadRecipe
 from nodewire.protocol.model.families import Decoder, Encoder, Shapes, count
-from nodewire.protocol.model.manifest import BlobRef
 from nodewire.protocol.tensors.safetensors_dtypes import CODE_OF
-from nodewire.training.protocol.recipe import Recipe
+
+if TYPE_CHECKING:
+    from nodewire.protocol.model.manifest import BlobRef
+    from nodewire.training.protocol.recipe import Recipe
 
 MAX_TOKENIZER_BYTES = 64 * 2**20
 

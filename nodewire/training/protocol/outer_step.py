@@ -7,17 +7,14 @@ that a customer which computes some of them again, drawn afterwards, knows what 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import orjson
 from pydantic import Field, model_validator
 
 from nodewire.errors import BadEvent, BadInput, BadTag
 from nodewire.nostr import event as _event
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds
 from nodewire.protocol.encoding import canonical, tags
 from nodewire.protocol.encoding.schema import Count, Hex32, Msat, Schema
@@ -25,6 +22,12 @@ from nodewire.protocol.model.manifest import BlobRef
 from nodewire.training.protocol.recipe import MAX_SAMPLES, MAX_SHARDS, Recipe
 from nodewire.training.protocol.round import MAX_ROUNDS, OUTPUT, job_of, seal_of
 from nodewire.training.protocol.trainer_ad import TOPIC
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
 
 MAX_INPUTS = 96
 """Results of one step: their keys must fit into one ticket. A customer of more makes its steps itself."""
@@ -163,8 +166,10 @@ def momenta_rows(recipe: Recipe) -> int:
 
 
 def work_gflop(recipe: Recipe, inputs: int) -> int:
-    """The step's work in gflop, rounded up: for every number of theta 20 operations, and for each of k inputs 4;
-    4 more for clip, 2 log2 k (rounded up) for trimmed and median, 3 k for krum.
+    """The step's work in gflop, rounded up.
+
+    For every number of theta it is 20 operations, and for each of k inputs 4. It is 4 more for clip, 2 log2 k (rounded
+    up) for trimmed and median, 3 k for krum.
     """
     k = inputs
     more = {"clip": 4, "krum": 3 * k}.get(recipe.outer.aggregate, 0)
@@ -174,8 +179,10 @@ def work_gflop(recipe: Recipe, inputs: int) -> int:
 
 
 def memory_bytes(recipe: Recipe, inputs: int) -> int:
-    """A provider's peak above an empty worker: 4 x trained x (k + 14 + 3 momenta), 32 bytes x k x at most 2^18 numbers
-    that are aggregated at a time, two packed updates, 8 MiB.
+    """A provider's peak above an empty worker.
+
+    It is 4 x trained x (k + 14 + 3 momenta), 32 bytes x k x at most 2^18 numbers that are aggregated at a time, two
+    packed updates, 8 MiB.
 
     Every update is unpacked as it comes; 14 is theta before and after, its file, and float64 on the way.
     """

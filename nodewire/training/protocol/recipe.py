@@ -354,8 +354,9 @@ class Recipe(Schema):
         return self.inner.total or self.rounds * self.steps
 
     def weight(self, steps: int, late: int = 0) -> int:
-        """What a result of so many steps weighs in an outer step: its samples, half of them (rounded down) where the
-        step is of the round after its own, and nothing later.
+        """What a result of so many steps weighs in an outer step.
+
+        It is its samples, half of them (rounded down) where the step is of the round after its own, and nothing later.
         """
         return steps * self.batch >> late if late <= 1 else 0
 
@@ -400,8 +401,9 @@ class Recipe(Schema):
         return 4 * (numbers + activations) + cast + self.kept_bytes() + 32 * min(self.trained(), 2**18) + 8 * 2**20
 
     def kept_bytes(self) -> int:
-        """Of a round's snapshots that a provider keeps until they are audited: each so-manieth, so that they are no
-        more than KEPT_BYTES; the others are computed again.
+        """Of a round's snapshots that a provider keeps until they are audited: each so-manieth.
+
+        So they are no more than KEPT_BYTES; the others are computed again.
         """
         if not float(self.audit.fraction):
             return 0
@@ -414,8 +416,10 @@ class Recipe(Schema):
         return (1 + self.moments()) * self.state_bytes()
 
     def round_bytes(self, shard_bytes: int) -> int:
-        """All that a round takes at a provider: `memory_bytes`, the shard, 32 bytes for each of its rows (the order in
-        which they are drawn), and the packed result.
+        """All that a round takes at a provider.
+
+        It is `memory_bytes`, the shard, 32 bytes for each of its rows (the order in which they are drawn), and the
+        packed result.
         """
         family = self.family
         match family:

@@ -7,19 +7,21 @@ NIP-44 ciphertext for the customer: the key, what the result must hash to, and w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from nodewire.errors import BadEvent, BadInput, BadTag
 from nodewire.nostr import event as _event
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds
 from nodewire.protocol.encoding import canonical, merkle, tags
 from nodewire.protocol.encoding.schema import Count, Hex32, Schema
 from nodewire.protocol.model import inline_blob
 from nodewire.protocol.model.manifest import BlobRef
+
+if TYPE_CHECKING:
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
 
 MAX_STATES = 384
 MAX_LOSSES = 256

@@ -6,15 +6,13 @@ Recipe, keys and the plaintexts' hashes travel in tickets (rumors 28841 in ephem
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import orjson
 from pydantic import Field, model_validator
 
 from nodewire.errors import BadEvent, BadInput, BadTag, Unsupported
-from nodewire.nostr.event import Event
 from nodewire.protocol import kinds
 from nodewire.protocol.encoding import canonical, tags
 from nodewire.protocol.encoding.schema import Count, Hex32, Msat, Schema
@@ -23,6 +21,11 @@ from nodewire.protocol.model.manifest import BlobRef
 from nodewire.training.protocol import initial_weights as start
 from nodewire.training.protocol.recipe import MAX_SHARDS, Recipe
 from nodewire.training.protocol.trainer_ad import TOPIC
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.nostr.event import Event
 
 MAX_ASSIGNED = 128
 """Shards of one request: an event has 64 KB. A larger round is several requests."""
@@ -221,8 +224,9 @@ def parse(event: Event) -> RoundRequest:
 
 
 def is_ticket(text: str) -> bool:
-    """Whether a ticket's JSON opens something of a training (a round's shard, or an outer step) and not a job of
-    inference: it has a recipe.
+    """Whether a ticket's JSON opens something of a training and not a job of inference: it has a recipe.
+
+    Of a training it opens a round's shard, or an outer step.
     """
     try:
         said = orjson.loads(text)

@@ -6,22 +6,25 @@ Its id is what segments are drawn with. It names every result's commitment, so n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from nodewire.errors import BadEvent, BadInput, BadTag, NotAllowed
 from nodewire.nostr import event as _event
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds
 from nodewire.protocol.encoding import tags
 from nodewire.protocol.encoding.random_draw import draw
 from nodewire.protocol.encoding.schema import Hex32, Schema
 from nodewire.training.protocol.recipe import MAX_SHARDS, Recipe
 from nodewire.training.protocol.round import MAX_ROUNDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
 
 MAX_COUNTED = 96
 """Results of one close: an event has 64 KB. A larger round has several."""
@@ -122,8 +125,9 @@ def ends(segments: Iterable[int]) -> tuple[int, ...]:
 
 
 def shown(segments: Iterable[int], recipe: Recipe, steps: int) -> tuple[int, ...]:
-    """All that is to be shown of drawn segments: their ends, and where something is carried also what was carried into
-    the round, under the number after the last.
+    """All that is to be shown of drawn segments: their ends.
+
+    Where something is carried it is also what was carried into the round, under the number after the last.
     """
     return (*ends(segments), *([-(-steps // recipe.audit.segment)] if recipe.compression.carries else []))
 

@@ -7,18 +7,20 @@ inference ad (`ad`) has the same kind and `["k", "8843"]`: readers tell them apa
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from nodewire.errors import BadEvent, BadInput, BadTag
 from nodewire.nostr.event import Event, sign
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip40
 from nodewire.protocol import kinds
 from nodewire.protocol.committee.committee import HttpUrl, Ppm, RelayUrl
 from nodewire.protocol.encoding import tags
 from nodewire.protocol.encoding.schema import Count, Label, Msat, Name, Schema
+
+if TYPE_CHECKING:
+    from nodewire.nostr.keys import Keys
 
 KIND = kinds.AD
 TOPIC = "federated"

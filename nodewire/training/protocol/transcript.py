@@ -6,17 +6,19 @@ every key in it opens a ciphertext that signed events cite, and everything else 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
 from nodewire.errors import BadSignature
 from nodewire.nostr import keys as _keys
-from nodewire.nostr.keys import Keys
 from nodewire.protocol.encoding import canonical
 from nodewire.protocol.encoding.schema import Count, Hex32, Hex64, Label, Msat, Schema
 from nodewire.training.protocol.recipe import MAX_SHARDS, MAX_STEPS
 from nodewire.training.protocol.round import MAX_ROUNDS
+
+if TYPE_CHECKING:
+    from nodewire.nostr.keys import Keys
 
 MAX_TRANSCRIPT_BYTES = 2**28
 

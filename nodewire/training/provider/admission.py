@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import orjson
 
 from nodewire.errors import BadInput, NotAllowed, NotFound, OverMemory, PaymentRequired, TooLarge
-from nodewire.kind import TrainingKind
-from nodewire.nostr.event import Event
 from nodewire.nostr.nips import nip13
 from nodewire.pay.accounts.debts import Key
-from nodewire.pay.accounts.dues import Due
-from nodewire.pay.accounts.ledger import Ledger
 from nodewire.protocol import kinds
 from nodewire.protocol.model.families import HEADER_BYTES
 from nodewire.store.sealed_blobs import sealed_bytes
 from nodewire.training.protocol import initial_weights, outer_step
 from nodewire.training.protocol import round as rounds
-from nodewire.training.protocol.outer_step import OuterRequest, OuterTicket
 from nodewire.training.protocol.recipe import Recipe
 from nodewire.training.protocol.round import BALANCE, RoundRequest, RoundTicket, ShardAssignment, work_gflop
-from nodewire.training.protocol.trainer_ad import Trainer
 from nodewire.training.provider import outer_admission
 from nodewire.training.provider.clock_watch import CLOCKS_S
-from nodewire.training.provider.outer_admission import AdmittedOuter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodewire.kind import TrainingKind
+    from nodewire.nostr.event import Event
+    from nodewire.pay.accounts.dues import Due
+    from nodewire.pay.accounts.ledger import Ledger
+    from nodewire.training.protocol.outer_step import OuterRequest, OuterTicket
+    from nodewire.training.protocol.trainer_ad import Trainer
+    from nodewire.training.provider.outer_admission import AdmittedOuter
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +97,9 @@ class TrainingAdmission:
         return request
 
     def check(self, request: RoundRequest, ticket: RoundTicket) -> AdmittedShard:
-        """The shard, if ticket, recipe and price are good; where a round before stands for the deposit, `before` says
-        whether it does.
+        """The shard, if ticket, recipe and price are good.
+
+        Where a round before stands for the deposit, `before` says whether it does.
 
         Raises:
             BadInput, BadRecipe: the ticket is not the sealed one, its recipe is malformed or another kind's, or frozen

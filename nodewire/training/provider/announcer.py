@@ -6,12 +6,15 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NodewireError
-from nodewire.nostr.keys import Keys
-from nodewire.nostr.pool import Pool
 from nodewire.training.protocol import trainer_ad
-from nodewire.training.protocol.trainer_ad import Trainer
+
+if TYPE_CHECKING:
+    from nodewire.nostr.keys import Keys
+    from nodewire.nostr.pool import Pool
+    from nodewire.training.protocol.trainer_ad import Trainer
 
 log = logging.getLogger("nodewire.provider")
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NodewireError, NotFound
-from nodewire.kind import Worker
-from nodewire.nostr.event import Event
 from nodewire.nostr.nips.nip01 import Filter
-from nodewire.nostr.pool import Pool
 from nodewire.training.protocol import result, round_close
-from nodewire.training.protocol.audit import AuditRequest
-from nodewire.training.provider.outer_job import OuterRun
 from nodewire.training.provider.shard_job import ShardRun
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodewire.kind import Worker
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.pool import Pool
+    from nodewire.training.protocol.audit import AuditRequest
+    from nodewire.training.provider.outer_job import OuterRun
 
 log = logging.getLogger("nodewire.provider")
 

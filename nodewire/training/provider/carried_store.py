@@ -11,14 +11,18 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NotCarried
 from nodewire.protocol.encoding import canonical
 from nodewire.store import sealed_blobs
 from nodewire.training.protocol.recipe import NOTHING
-from nodewire.training.provider.admission import AdmittedShard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from nodewire.training.provider.admission import AdmittedShard
 
 KEPT = 4
 """Of one shard, the newest that stay when a round is paid: audits that have steps undone fail within fewer rounds."""
@@ -26,8 +30,9 @@ _NAME = re.compile(r"(\d{1,12})-([0-9a-f]{64})-(\d{1,4})-([0-9a-f]{64})")
 
 
 class CarriedFiles:
-    """At most `most_bytes` of them in a folder; above that the first to be over go, which costs their shards a fresh
-    beginning and no more.
+    """At most `most_bytes` of them in a folder.
+
+    Above that the first to be over go, which costs their shards a fresh beginning and no more.
     """
 
     def __init__(self, folder: Path, most_bytes: int) -> None:

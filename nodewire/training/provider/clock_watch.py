@@ -11,8 +11,9 @@ _LOOK_S = 2.0
 
 
 async def until_set() -> None:
-    """Return when the wall clock was set by more than a few seconds: what was asked of relays by it asks for the
-    wrong time.
+    """Return when the wall clock was set by more than a few seconds.
+
+    What was asked of relays by it asks for the wrong time.
     """
     ahead_s = time.time() - time.monotonic()
     while True:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from nodewire.nostr.keys import Keys
-from nodewire.nostr.pool import Pool
-from nodewire.pay.accounts.ledger import Ledger
-from nodewire.store.blobs import Blobs
+if TYPE_CHECKING:
+    from nodewire.nostr.keys import Keys
+    from nodewire.nostr.pool import Pool
+    from nodewire.pay.accounts.ledger import Ledger
+    from nodewire.store.blobs import Blobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NotAllowed, OverMemory, PaymentRequired, TooLarge
 from nodewire.pay.accounts.debts import Key
 from nodewire.protocol.model.families import HEADER_BYTES
 from nodewire.store.sealed_blobs import sealed_bytes
 from nodewire.training.protocol import outer_step
-from nodewire.training.protocol.outer_step import Optimization, OuterRequest, OuterTicket
 from nodewire.training.protocol.recipe import Recipe
-from nodewire.training.protocol.trainer_ad import Trainer
+
+if TYPE_CHECKING:
+    from nodewire.training.protocol.outer_step import Optimization, OuterRequest, OuterTicket
+    from nodewire.training.protocol.trainer_ad import Trainer
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from typing import TYPE_CHECKING
 
 from nodewire.errors import WorkerFailed
-from nodewire.kind import TaskSession, Worker
 from nodewire.nostr.nips import nip44
-from nodewire.protocol.model.manifest import BlobRef
 from nodewire.protocol.tensors.frame import Frame, Meta
 from nodewire.store import sealed_blobs
 from nodewire.training.protocol import outer_step
 from nodewire.training.protocol.outer_step import OuterDeliveryDetails, StepGoods
 from nodewire.training.provider.outer_admission import AdmittedOuter
 from nodewire.training.provider.paid_job import PaidRun
+
+if TYPE_CHECKING:
+    from nodewire.kind import TaskSession, Worker
+    from nodewire.protocol.model.manifest import BlobRef
 
 OUTER_TASK = "outer"
 

@@ -10,23 +10,25 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
 from nodewire.errors import NodewireError, PaymentRequired
-from nodewire.kind import TaskSession
 from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip44
 from nodewire.pay.accounts.dues import NEVER_S, Due
-from nodewire.pay.accounts.ledger import Ledger
 from nodewire.protocol.job import feedback
-from nodewire.protocol.model.manifest import BlobRef
-from nodewire.protocol.tensors.frame import Array, Frame, Meta
 from nodewire.store import sealed_blobs
 from nodewire.training.protocol.round import BALANCE, DEPOSIT
 from nodewire.training.provider.admission import AdmittedShard
 from nodewire.training.provider.outer_admission import AdmittedOuter
 from nodewire.worker.blob_feed import feed
+
+if TYPE_CHECKING:
+    from nodewire.kind import TaskSession
+    from nodewire.nostr.keys import Keys
+    from nodewire.pay.accounts.ledger import Ledger
+    from nodewire.protocol.model.manifest import BlobRef
+    from nodewire.protocol.tensors.frame import Array, Frame, Meta
 
 log = logging.getLogger("nodewire.provider")
 

@@ -6,18 +6,13 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Coroutine, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.core.job_task_group import typed_fault
 from nodewire.errors import BadInput, Busy, NodeFailed, NodewireError, PaymentRequired, WorkerFailed
-from nodewire.kind import Worker
 from nodewire.nostr.event import Event
 from nodewire.nostr.nips import nip59
 from nodewire.nostr.nips.nip01 import Filter
-from nodewire.nostr.subscription import Subscription
-from nodewire.pay.accounts.dues import Due
 from nodewire.protocol import kinds
 from nodewire.protocol.job import feedback
 from nodewire.provider.admission.checks import feedback_for
@@ -30,20 +25,28 @@ from nodewire.training.protocol import audit, outer_step
 from nodewire.training.protocol import round as rounds
 from nodewire.training.protocol.outer_step import OuterRequest, OuterTicket
 from nodewire.training.protocol.round import BALANCE, RoundRequest, RoundTicket
-from nodewire.training.protocol.trainer_ad import Trainer
 from nodewire.training.provider.admission import AdmittedShard, TrainingAdmission
 from nodewire.training.provider.announcer import TrainerAnnouncer
 from nodewire.training.provider.audit_responder import AuditResponder
 from nodewire.training.provider.carried_store import CarriedFiles
 from nodewire.training.provider.clock_watch import CLOCKS_S, until_set
-from nodewire.training.provider.node import TrainerNode
 from nodewire.training.provider.outer_admission import AdmittedOuter
 from nodewire.training.provider.outer_job import OuterRun
 from nodewire.training.provider.paid_job import RunResources
 from nodewire.training.provider.shard_job import ShardRun
-from nodewire.training.provider.store import KeptShards
 from nodewire.training.provider.undelivered_results import MadeResults
 from nodewire.training.provider.worker_slots import Slots
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Sequence
+    from pathlib import Path
+
+    from nodewire.kind import Worker
+    from nodewire.nostr.subscription import Subscription
+    from nodewire.pay.accounts.dues import Due
+    from nodewire.training.protocol.trainer_ad import Trainer
+    from nodewire.training.provider.node import TrainerNode
+    from nodewire.training.provider.store import KeptShards
 
 log = logging.getLogger("nodewire.provider")
 
@@ -126,8 +129,9 @@ class TrainingService:
         await self._announcing.end()
 
     async def _listen(self) -> bool:
-        """Serve until relays send nothing more; or, True, the clock was set, by which old requests are told from new
-        ones, and relays are to be asked anew.
+        """Serve until relays send nothing more; or, True, the clock was set.
+
+        Old requests are told from new ones by the clock, and relays are to be asked anew.
         """
         mine = {"p": frozenset({self._keys.public})}
         asked = frozenset({*self._ad.kinds, kinds.VERIFICATION})
@@ -257,8 +261,9 @@ class TrainingService:
     async def _run(
         self, job: AdmittedShard | AdmittedOuter, worker: Worker | None = None, *, is_delivered: bool = False
     ) -> None:
-        """Do a job's work, with this worker or one that it gets when its deposit is here; if that is done, only wait
-        for the balance.
+        """Do a job's work, with this worker or one that it gets when its deposit is here.
+
+        If that is done, only wait for the balance.
         """
         request = job.request
         resources = RunResources(self._keys, self._blobs, self._ledger, self._publish, self._folder, self._patience_s)

@@ -7,11 +7,9 @@ import hashlib
 import logging
 import time
 from contextlib import suppress
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.errors import Busy, NodewireError, NotAllowed, NotFound, WorkerFailed
-from nodewire.kind import TaskSession, Worker
-from nodewire.nostr.event import Event
 from nodewire.nostr.nips import nip44
 from nodewire.protocol.model import inline_blob
 from nodewire.protocol.model.manifest import BlobRef
@@ -22,11 +20,17 @@ from nodewire.training.protocol import result as delivery
 from nodewire.training.protocol.audit import AuditAnswer, AuditRequest, SnapshotCiphertext
 from nodewire.training.protocol.recipe import NOTHING
 from nodewire.training.protocol.result import DeliveryDetails, Goods, Progress
-from nodewire.training.protocol.round_close import CloseEvent
 from nodewire.training.provider.admission import AdmittedShard
-from nodewire.training.provider.carried_store import CarriedFiles
 from nodewire.training.provider.paid_job import PaidRun, RunResources
-from nodewire.training.provider.undelivered_results import MadeResults
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nodewire.kind import TaskSession, Worker
+    from nodewire.nostr.event import Event
+    from nodewire.training.protocol.round_close import CloseEvent
+    from nodewire.training.provider.carried_store import CarriedFiles
+    from nodewire.training.provider.undelivered_results import MadeResults
 
 log = logging.getLogger("nodewire.provider")
 TASK = "trainer"
@@ -143,8 +147,9 @@ class ShardRun(PaidRun[AdmittedShard]):
         return audit.show(self._keys, request.kind, request.id, request.customer, text, created_at=int(time.time()))
 
     async def _snapshot(self, segment: int, worker: Worker) -> list[bytes]:
-        """What a segment ended with, out of the session that trained or another one. The next round, which is trained
-        meanwhile, goes first: it may leave no room for this one, until it is done.
+        """What a segment ended with, out of the session that trained or another one.
+
+        The next round, which is trained meanwhile, goes first: it may leave no room for this one, until it is done.
         """
         with suppress(NotFound, WorkerFailed):  # it had to make room, or died
             if self._session is not None:
@@ -208,8 +213,9 @@ class ShardRun(PaidRun[AdmittedShard]):
             await self._feed(session, "start", path, job.ticket.start_key, job.start_sha256)
 
     async def _live(self) -> None:
-        """Say that the work has begun, unless it is done in a moment, and now and then that it goes on, where segments
-        are long: a late one that is silent is given up.
+        """Say that the work has begun, unless it is done in a moment, and now and then that it goes on.
+
+        The latter is where segments are long: a late one that is silent is given up.
         """
         pause_s = SOON_S
         while True:
@@ -252,8 +258,9 @@ class ShardRun(PaidRun[AdmittedShard]):
     async def _make(
         self, session: TaskSession, losses: list[int], states: list[str], samples: int, pieces: list[bytes]
     ) -> tuple[Path | bytes, DeliveryDetails]:
-        """The packed update, sealed, and what the customer needs to open it; on disk if it is not small, or something
-        is carried on, which is, too.
+        """The packed update, sealed, and what the customer needs to open it.
+
+        It is on disk if it is not small, or something is carried on, which is, too.
         """
         job, request = self.job, self.job.request
         sha256 = hashlib.sha256()

@@ -1,18 +1,23 @@
-"""The shards, and outer steps, that a provider has taken, in SQLite: one that died begins them again, and asks for
-nothing twice.
+"""The shards, and outer steps, that a provider has taken, in SQLite.
+
+One that died begins them again, and asks for nothing twice.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.core.sqlite import open_versioned
 from nodewire.nostr import event as events
-from nodewire.nostr.event import Event
 from nodewire.protocol import kinds
 from nodewire.training.protocol.outer_step import OuterTicket
 from nodewire.training.protocol.round import RoundTicket
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nodewire.nostr.event import Event
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS shards (
@@ -41,8 +46,10 @@ class KeptShards:
         self._db.close()
 
     def begun(self, event: Event, ticket: RoundTicket | OuterTicket, *, paid_before: bool = True) -> None:
-        """Taken. On disk when this returns if a deposit is paid for it; otherwise a power failure may make this
-        provider forget work that nobody has paid for yet (and the ledger knows what is due for).
+        """Taken.
+
+        On disk when this returns if a deposit is paid for it; otherwise a power failure may make this provider forget
+        work that nobody has paid for yet (and the ledger knows what is due for).
         """
         self._db.execute(f"PRAGMA synchronous = {'FULL' if paid_before else 'NORMAL'}")
         sql = "INSERT INTO shards (request, event, ticket) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadInput
 from nodewire.store import sealed_blobs
 from nodewire.training.protocol.result import DeliveryDetails
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
 
 class MadeResults:

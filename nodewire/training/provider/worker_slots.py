@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
 from nodewire.errors import Busy
-from nodewire.kind import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from nodewire.kind import Worker
 
 SLOT_S = 2.0
 """For so long a worker is waited for that is free in a moment, and who was asked for a deposit before goes first."""
@@ -40,8 +44,9 @@ class Slots:
             raise Busy("concurrency", "all workers are training") from error
 
     async def room(self) -> None:
-        """Return when somebody may be asked for a deposit: a worker is free, and not for another who has just been
-        asked. Who has not paid within SLOT_S is waited for, and keeps nobody else from it.
+        """Return when somebody may be asked for a deposit: a worker is free, and not for another who was just asked.
+
+        Who has not paid within SLOT_S is waited for, and keeps nobody else from it.
 
         Raises:
             Busy: all are training.

@@ -7,21 +7,24 @@ can hold.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from nodewire.errors import BadData, NodewireError, NotFound, WorkerFailed
-from nodewire.kind import SharedWorker, TaskSession
 from nodewire.protocol.model.manifest import BlobRef
 from nodewire.protocol.tensors.frame import Array, Frame, Meta
 from nodewire.store import sealed_blobs
-from nodewire.store.blobs import Blobs
 from nodewire.store.sealed_blobs import sealed_bytes
 from nodewire.training.protocol import audit
-from nodewire.training.protocol.transcript import OuterStepRecord, WeighedResult
-from nodewire.training.verify.transcript import TrainingAudit
 from nodewire.worker.blob_feed import feed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from nodewire.kind import SharedWorker, TaskSession
+    from nodewire.store.blobs import Blobs
+    from nodewire.training.protocol.transcript import OuterStepRecord, WeighedResult
+    from nodewire.training.verify.transcript import TrainingAudit
 
 TASK = "auditor"
 _SESSION = "transcript"

@@ -6,14 +6,12 @@ and provider.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nodewire.errors import NodewireError
 from nodewire.nostr import event as events
-from nodewire.nostr.event import Event
 from nodewire.pay.accounts import zaps
 from nodewire.pay.accounts.debts import Key
 from nodewire.protocol import kinds
@@ -21,12 +19,17 @@ from nodewire.training.protocol import audit, outer_step, round_close
 from nodewire.training.protocol import result as delivery
 from nodewire.training.protocol import round as rounds
 from nodewire.training.protocol.audit import AuditAnswer
-from nodewire.training.protocol.outer_step import OuterRequest
 from nodewire.training.protocol.recipe import Recipe
 from nodewire.training.protocol.result import Delivery, DeliveryDetails
 from nodewire.training.protocol.round import BALANCE, DEPOSIT, RoundRequest, RoundTicket
-from nodewire.training.protocol.round_close import CloseEvent, CountedResult
-from nodewire.training.protocol.transcript import BoughtSteps, OpenedShard, OuterStepRecord, Transcript
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from nodewire.nostr.event import Event
+    from nodewire.training.protocol.outer_step import OuterRequest
+    from nodewire.training.protocol.round_close import CloseEvent, CountedResult
+    from nodewire.training.protocol.transcript import BoughtSteps, OpenedShard, OuterStepRecord, Transcript
 
 MAX_FAULTS = 1_000
 T = TypeVar("T")
@@ -34,8 +37,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`step`: signature, recipe, request, result, close, draw, answer, round, undone, carried, weight, theta, weights,
-    bought, payment; computed again: update, theta, weights, loss, segment.
+    """`step` is one of what is checked, or of what is computed again.
+
+    Checked: signature, recipe, request, result, close, draw, answer, round, undone, carried, weight, theta, weights,
+    bought, payment. Computed again: update, theta, weights, loss, segment.
     """
 
     step: str

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadFrame, NodewireError, NotAllowed
-from nodewire.nostr.keys import Keys
 from nodewire.protocol.model.manifest import CUSTOMER, Edge, Manifest
 from nodewire.protocol.verification.statement import (
     LACKING,
@@ -18,6 +17,9 @@ from nodewire.protocol.verification.statement import (
     controls,
     digest_of,
 )
+
+if TYPE_CHECKING:
+    from nodewire.nostr.keys import Keys
 
 ASK_S = 0.5
 """After how long a consumer asks for what it lacks: it was not in the job yet when that was told."""

@@ -18,7 +18,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Iterator, Sequence
-from typing import Annotated, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol
 
 from pydantic import Field, model_validator
 
@@ -30,7 +30,9 @@ from nodewire.wire.framing import frames
 from nodewire.wire.framing.frames import MAX_FRAME_BYTES, MAX_HEADER_BYTES, Document
 from nodewire.wire.job.channel_spec import JobChannelSpec
 from nodewire.wire.job.mailbox import ERROR, JobMailbox, Route
-from nodewire.wire.link.link import Link
+
+if TYPE_CHECKING:
+    from nodewire.wire.link.link import Link
 
 PULL = "pull"
 """The control document's type, and the name of the one edge of a pull."""
@@ -48,8 +50,10 @@ _log = logging.getLogger("nodewire.wire")
 
 
 class Want(Schema):
-    """What is asked for, of a task's chunks first to last: kept frames, a commitment's opening, the job's ticket, or
-    what was signed of its inputs (`protocol.verification.statement.pack`).
+    """What is asked for, of a task's chunks first to last.
+
+    It is kept frames, a commitment's opening, the job's ticket, or what was signed of its inputs
+    (`protocol.verification.statement.pack`).
     """
 
     TAG: ClassVar[str] = "nodewire/pull/1"

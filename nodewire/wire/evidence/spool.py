@@ -22,15 +22,18 @@ import shutil
 import struct
 import zlib
 from collections import OrderedDict
-from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadInput, Busy
 from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.protocol.verification.statement import FrameStatement
 from nodewire.wire.framing import frames
 from nodewire.wire.framing.frames import MAX_FRAME_BYTES, MAX_HEADER_BYTES, DataHeader
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterator
+    from pathlib import Path
 
 MAX_JOB_BYTES = 2 * 2**30
 ORPHAN_S = 3_600

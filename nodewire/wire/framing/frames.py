@@ -23,11 +23,10 @@ import struct
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadFrame, BadInput, NodewireError, TooLarge, from_dict
 from nodewire.protocol.encoding import canonical
-from nodewire.protocol.tensors.frame import Array
 from nodewire.wire.framing.headers import (
     FRAME_COST_BYTES,
     MAX_FRAME_BYTES,
@@ -40,6 +39,9 @@ from nodewire.wire.framing.headers import (
     pack_record,
     unpack_record,
 )
+
+if TYPE_CHECKING:
+    from nodewire.protocol.tensors.frame import Array
 
 __all__ = [
     "FRAME_COST_BYTES",

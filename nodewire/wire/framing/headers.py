@@ -5,14 +5,16 @@ Nothing that a peer's header says is believed before it was checked here, and no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
 from nodewire.errors import BadFrame, TooLarge
 from nodewire.protocol.tensors.frame import ITEM_BYTES, MAX_RANK, MAX_TENSORS, Array, Meta, bytes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MAX_HEADER_BYTES = 4_096
 MAX_FRAME_BYTES = 256 * 2**20

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadInput, NodewireError
-from nodewire.wire.job.edge_window import Route, Tape
+
+if TYPE_CHECKING:
+    from nodewire.wire.job.edge_window import Route, Tape
 
 GRACE_S = 10.0
 """In which a lost neighbour must be heard of again, or the job fails. nips/23-recovery.md allows no more."""

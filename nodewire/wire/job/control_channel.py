@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from nodewire.errors import LinkLost
 from nodewire.wire.framing import frames
-from nodewire.wire.framing.frames import Document
-from nodewire.wire.link.link import Link
+
+if TYPE_CHECKING:
+    from nodewire.wire.framing.frames import Document
+    from nodewire.wire.link.link import Link
 
 MAX_KEPT = 256
 """As many as may wait unread at the other end."""

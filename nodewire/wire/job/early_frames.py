@@ -7,11 +7,15 @@ its own: who sends early pays nothing for it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from nodewire.errors import Busy
-from nodewire.wire.framing.frames import DataHeader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nodewire.wire.framing.frames import DataHeader
 
 MAX_LINK_BYTES = 4 * 2**20
 MAX_LINK_JOBS = 64

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from nodewire.errors import TooLarge
 from nodewire.protocol.model.manifest import MAX_EDGES
 from nodewire.wire.framing.headers import MAX_FRAME_BYTES
 from nodewire.wire.job.edge_window import IncomingEdge, OutgoingEdge, Route, Window
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 DEFAULT_FRAME_BYTES = 64 * 2**20
 

@@ -7,13 +7,16 @@ heard that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nodewire.errors import BadFrame, TooLarge
-from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.wire.framing.headers import FRAME_COST_BYTES, DataHeader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from nodewire.protocol.tensors.frame import Array, Frame
 
 INITIAL_WINDOW_BYTES = 2**20
 WINDOW_BYTES = 16 * 2**20

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadFrame, LinkLost
 from nodewire.protocol.job.frame_refusal import driven
-from nodewire.protocol.model.manifest import Manifest
 from nodewire.protocol.speculation.plain_history import CLOSED, History
 from nodewire.protocol.tensors.frame import Array, Frame
-from nodewire.wire.job.edge_window import Tape
+
+if TYPE_CHECKING:
+    from nodewire.protocol.model.manifest import Manifest
+    from nodewire.wire.job.edge_window import Tape
 
 MAX_AHEAD = 1_024
 """Chunks that a driver may sign before their rows are here, as to a node that still computes what came before."""
@@ -76,8 +79,9 @@ class GenerationTape:
     # What the job tells.
 
     def record_frame(self, edge: str, frame: Frame[Array]) -> None:
-        """A frame has come, or goes out, on an inner edge. Raises BadFrame, naming the edge, or one of the driver's if
-        it is of a chunk that this has closed.
+        """A frame has come, or goes out, on an inner edge.
+
+        Raises BadFrame, naming the edge, or one of the driver's if it is of a chunk that this has closed.
         """
         history = self._histories.get(edge)
         if history is None:

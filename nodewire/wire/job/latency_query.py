@@ -1,16 +1,20 @@
-"""How long a node takes for its part of a job's turn: what its customer asks when a ring has slowed down.
-nips/22-flow-and-control.md.
+"""How long a node takes for its part of a job's turn. nips/22-flow-and-control.md.
+
+Its customer asks when a ring has slowed down.
 
 It is the node's own word. Who says too little is found by trying a ring without it, who says too much is left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from nodewire.wire.framing.frames import Document
 from nodewire.wire.job.query import Query
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nodewire.wire.framing.frames import Document
 
 ASK, ANSWER = "pace", "paced"
 """The types of the question {job} and of its answer {job, us}."""

@@ -15,24 +15,27 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nodewire.errors import BadFrame, Busy, LinkLost, NodewireError, NotAllowed
 from nodewire.protocol.encoding import canonical
 from nodewire.protocol.job.plan import tensor_key
 from nodewire.protocol.tensors.frame import Array, Frame
-from nodewire.protocol.tensors.inbox import Inbox
 from nodewire.wire.framing import frames
-from nodewire.wire.framing.frames import Document
-from nodewire.wire.framing.headers import DataHeader
 from nodewire.wire.job import sender
-from nodewire.wire.job.channel_spec import JobChannelSpec
 from nodewire.wire.job.control_channel import ControlChannel
 from nodewire.wire.job.edge_table import JobEdges
 from nodewire.wire.job.edge_window import INITIAL_WINDOW_BYTES, WINDOW_BYTES, IncomingEdge, Route, Tape
 from nodewire.wire.job.sender import Sender
-from nodewire.wire.link.link import Link
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+
+    from nodewire.protocol.tensors.inbox import Inbox
+    from nodewire.wire.framing.frames import Document
+    from nodewire.wire.framing.headers import DataHeader
+    from nodewire.wire.job.channel_spec import JobChannelSpec
+    from nodewire.wire.link.link import Link
 
 __all__ = ["INITIAL_WINDOW_BYTES", "WINDOW_BYTES", "JobMailbox", "Route", "Tape"]
 
@@ -163,8 +166,9 @@ class JobMailbox:
         return self._take()
 
     def deliver_to(self, inbox: Inbox) -> None:
-        """Hand the frames that `get` would return to an inbox: those that wait now, and later ones as they come. Their
-        windows open at once; what the inbox does not take stays for `get`. It is told what ends the job.
+        """Hand the frames that `get` would return to an inbox: those that wait now, and later ones as they come.
+
+        Their windows open at once; what the inbox does not take stays for `get`. It is told what ends the job.
         """
         self._inbox = inbox
         while self._queue and inbox.put(self._queue[0][1]):

@@ -6,11 +6,14 @@ job.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from nodewire.wire.framing.frames import Document
 from nodewire.wire.job.query import Query
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nodewire.wire.framing.frames import Document
 
 ASK, ANSWER = "presence", "present"
 """The types of the question {job} and of its answer {job, held}."""

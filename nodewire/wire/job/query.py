@@ -1,17 +1,21 @@
-"""A question about a job that one node asks another in a control document, and the answer to it.
-nips/22-flow-and-control.md.
+"""A question about a job that one node asks another, and the answer to it. nips/22-flow-and-control.md.
+
+Both are control documents.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from nodewire.core.suspend_aware_timeout import timeout_awake
 from nodewire.errors import NodewireError
-from nodewire.wire.framing.frames import Document
-from nodewire.wire.link.link import Link
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from nodewire.wire.framing.frames import Document
+    from nodewire.wire.link.link import Link
 
 T = TypeVar("T")
 
@@ -26,8 +30,10 @@ class Query(Generic[T]):
         say: Callable[[str, str], Mapping[str, Any] | None],
         read: Callable[[Document], T],
     ) -> None:
-        """`ask` and `answer` are the documents' types; both name the `job`. `say` is what the answer to a peer about a
-        job has besides, None for no answer; `read` takes it out of one, whatever that is.
+        """`ask` and `answer` are the documents' types; both name the `job`.
+
+        `say` is what the answer to a peer about a job has besides, None for no answer; `read` takes it out of one,
+        whatever that is.
         """
         self._ask, self._answer, self._say, self._read = ask, answer, say, read
         self._waiting: dict[tuple[str, str], set[asyncio.Future[T]]] = {}

@@ -1,13 +1,14 @@
-"""The jobs that are open on a node, as its links see them: whose frames may come, what waits, whose further frames
-are not read.
+"""The jobs that are open on a node, as its links see them.
+
+It knows whose frames may come, what waits, and whose further frames are not read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 from nodewire.core.bounded_dict import BoundedDict
 from nodewire.errors import Busy, LinkLost, NodewireError, NotAllowed, NotFound
@@ -15,11 +16,15 @@ from nodewire.net.origin_turns import Turns
 from nodewire.net.rate_limits import stray_bytes
 from nodewire.wire.framing.buffer_pool import Memory
 from nodewire.wire.framing.decoder import FrameMemory
-from nodewire.wire.framing.frames import DataHeader, Document
-from nodewire.wire.job.channel_spec import JobChannelSpec
 from nodewire.wire.job.early_frames import Early
 from nodewire.wire.job.mailbox import ERROR, Exchange, JobMailbox
-from nodewire.wire.link.link import Link
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nodewire.wire.framing.frames import DataHeader, Document
+    from nodewire.wire.job.channel_spec import JobChannelSpec
+    from nodewire.wire.link.link import Link
 
 _MAX_FENCES = 4_096
 _MAX_OVER = 4_096

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from nodewire.protocol.job.plan import Plan, ends
-from nodewire.protocol.model.manifest import Manifest
 from nodewire.wire.job.edge_window import Route
+
+if TYPE_CHECKING:
+    from nodewire.protocol.model.manifest import Manifest
 
 
 def routes_of(manifest: Manifest, plan: Plan) -> dict[str, Route]:

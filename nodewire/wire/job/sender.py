@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nodewire.errors import LinkLost, NodewireError, NotFound
 from nodewire.protocol.job.plan import tensor_key
 from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.wire.framing import frames
-from nodewire.wire.job.edge_window import OutgoingEdge, Tape, Window
-from nodewire.wire.link.link import Link, OutgoingFrame
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterator
+
+    from nodewire.wire.job.edge_window import OutgoingEdge, Tape, Window
+    from nodewire.wire.link.link import Link, OutgoingFrame
 
 log = logging.getLogger("nodewire.wire")
 

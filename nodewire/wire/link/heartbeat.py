@@ -31,8 +31,9 @@ class Pulse:
         return [round(sample * 1e6) for sample in self._rtts]
 
     def ping(self, fine_s: float) -> int:
-        """The tag of a heartbeat that is sent now: one that cannot be answered before it has come, so that nobody seems
-        nearer than it is. Of 64 without an answer the oldest is forgotten.
+        """The tag of a heartbeat that is sent now: one that cannot be answered before it has come.
+
+        So nobody seems nearer than it is. Of 64 without an answer the oldest is forgotten.
         """
         while (tag := secrets.randbits(16)) in self._pings:
             pass

@@ -14,26 +14,29 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, cast
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from nodewire.core.suspend_aware_timeout import timeout_awake
 from nodewire.errors import BadFrame, BadPeer, LinkLost, NodewireError, TimedOut
 from nodewire.net import host_port
 from nodewire.net.connection_limits import origin_of
 from nodewire.net.rate_limits import Allowance
-from nodewire.nostr.keys import Keys
-from nodewire.protocol.tensors.frame import Array
 from nodewire.wire.framing import frames
 from nodewire.wire.framing.decoder import Decoder, FrameMemory
-from nodewire.wire.framing.frames import Buffer, DataHeader, Document
 from nodewire.wire.link.heartbeat import Pulse
 from nodewire.wire.link.outbox import Outbox, Transfer
 from nodewire.wire.transport import identity
 from nodewire.wire.transport import tcp as transport
-from nodewire.wire.transport.identity import Identity
-from nodewire.wire.transport.tcp_info import TcpInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.nostr.keys import Keys
+    from nodewire.protocol.tensors.frame import Array
+    from nodewire.wire.framing.frames import Buffer, DataHeader, Document
+    from nodewire.wire.transport.identity import Identity
+    from nodewire.wire.transport.tcp_info import TcpInfo
 
 UNPROVEN_BYTES = 4_096
 WARM_UP_BYTES = 100_000

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nodewire.errors import BadInput, BadPeer, Busy, LinkLost, NodewireError, NotAllowed, TimedOut
 from nodewire.net.connection_limits import Strangers, origin_of
 from nodewire.net.rate_limits import Allowances, AtATime
-from nodewire.nostr.keys import Keys
 from nodewire.protocol.encoding.address import SpliceAddress, is_splice
 from nodewire.wire.link.happy_eyeballs import Way, race
 from nodewire.wire.link.link import Link, Owner, Patience, Rung
 from nodewire.wire.transport import identity
 from nodewire.wire.transport import tcp as transport
-from nodewire.wire.transport.identity import Identity
 from nodewire.wire.transport.tcp import Arrival, Beside, Listener, TcpTls, Transport
 from nodewire.wire.transport.tls import secured
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Collection, Coroutine, Sequence
+
+    from nodewire.nostr.keys import Keys
+    from nodewire.wire.transport.identity import Identity
 
 MAX_HALF_OPEN = 64
 """Connections that have not proven themselves. Those beyond go by `Strangers`; who has proven itself is none."""
@@ -67,8 +70,9 @@ ANYBODY = LinkPolicy()
 
 
 class Links:
-    """`open` are those that are, by public key; `opened` is told each. `ladder`, once set, knows the ways to peers that
-    no address leads to.
+    """`open` are those that are, by public key; `opened` is told each.
+
+    `ladder`, once set, knows the ways to peers that no address leads to.
     """
 
     def __init__(

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from nodewire.errors import LinkLost
-from nodewire.protocol.tensors.frame import Array
 from nodewire.wire.framing import frames
-from nodewire.wire.framing.frames import Buffer
+
+if TYPE_CHECKING:
+    from nodewire.protocol.tensors.frame import Array
+    from nodewire.wire.framing.frames import Buffer
 
 Done = Callable[[LinkLost | None], None]
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nodewire.errors import NodewireError
-from nodewire.wire.link.link import Link
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from nodewire.wire.link.link import Link
 
 PAUSE_S = 0.25
 """Between a dial that failed and the next, doubled each time up to `LONGEST_PAUSE_S`. A link that is lost is dialled at

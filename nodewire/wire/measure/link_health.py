@@ -6,14 +6,17 @@ A Health outlives the links that it is about. Counters of the kernel begin anew 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from nodewire.errors import NodewireError
 from nodewire.wire.transport.tcp_info import TcpInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.errors import NodewireError
 
 MAX_ENDINGS = 16
 """The newest of a peer's lost links that are remembered here."""
@@ -82,8 +85,9 @@ class Health:
 
     @property
     def lost_ppm(self) -> int | None:
-        """Segments of data that were sent again, of the newest thousand to two thousand; None without any, or where the
-        kernel does not say.
+        """Segments of data that were sent again, of the newest thousand to two thousand.
+
+        None without any, or where the kernel does not say.
         """
         sent, again = self._sent + self._sent_before, self._again + self._again_before
         return round(again * 1e6 / sent) if sent else None

@@ -14,16 +14,19 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadConfig
 from nodewire.wire.measure.link_health import Health, LinkEnd, RoundTrips
-from nodewire.wire.measure.survey import Survey
 from nodewire.wire.measure.vivaldi import Claim
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from nodewire.wire.measure.survey import Survey
 
 NAME = "links.db"
 """Of the file in a role's folder `state`."""

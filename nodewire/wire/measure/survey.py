@@ -9,14 +9,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from nodewire.errors import LinkLost
-from nodewire.wire.framing.frames import Document
-from nodewire.wire.link.link import Link
 from nodewire.wire.measure.link_health import Health
 from nodewire.wire.measure.vivaldi import Claim, Place, Vivaldi
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nodewire.wire.framing.frames import Document
+    from nodewire.wire.link.link import Link
 
 COORDINATES = "coordinates"
 """The type of the control document {at: [x, y, height], error}."""

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadFrame
 from nodewire.protocol.market.coordinates import MOST_US, Coordinates
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 STEP_US = 10_000.0
 """The most that one measurement moves a node."""
@@ -100,8 +102,9 @@ class _Peer:
 
 
 class Vivaldi:
-    """One node's. `update` and `measured` are called at the caller's own pace: no peer makes itself count more
-    often.
+    """One node's.
+
+    `update` and `measured` are called at the caller's own pace: no peer makes itself count more often.
     """
 
     def __init__(self, public: str, place: Place | None = None) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from nodewire.errors import NodewireError
 from nodewire.net import address_policy
-from nodewire.nostr.keys import Keys
-from nodewire.protocol.encoding.address import SpliceAddress
 from nodewire.wire.nat.dialback import DialbackResult, ask_some
 from nodewire.wire.nat.public_address import Finds, Outlook, find, look
 from nodewire.wire.nat.upnp import PortMapping
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.nostr.keys import Keys
+    from nodewire.protocol.encoding.address import SpliceAddress
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,17 +10,20 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from nodewire.errors import BadPeer, LinkLost, NodewireError, TimedOut, Unsupported
 from nodewire.net import host_port
-from nodewire.nostr.keys import Keys
 from nodewire.protocol.encoding.address import SpliceAddress, ip_port
 from nodewire.wire.nat import relay_client as splice
 from nodewire.wire.transport import identity, tcp
 from nodewire.wire.transport.tls import secured
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.nostr.keys import Keys
 
 DIAL_S = 3.0
 """For the connection to come about, and again for its TLS."""

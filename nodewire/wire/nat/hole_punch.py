@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import LinkLost
 from nodewire.wire.transport import tcp
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 MAX_TRIES = 40
 _PAUSE_S = 0.05

@@ -6,17 +6,19 @@ the other end knocks, at the very moment at which this one does. If nobody opens
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from nodewire.errors import BadEvent, BadInput
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip59
 from nodewire.protocol import kinds
 from nodewire.protocol.encoding.address import IpPort, SpliceText
 from nodewire.protocol.encoding.schema import Hex32, Schema, Seconds
+
+if TYPE_CHECKING:
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
 
 LIFETIME_S = 30
 MAX_AHEAD_S = 120

@@ -8,20 +8,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from nodewire.errors import NodewireError
 from nodewire.net import address_policy, host_port
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips.nip01 import Filter
 from nodewire.protocol import kinds
 from nodewire.protocol.encoding.address import SpliceAddress, ip_port
 from nodewire.protocol.market import relay_ad as splices
 from nodewire.wire.nat import relay_client
 from nodewire.wire.nat.upnp import PortMapping
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
 
 MAX_ASKED = 8
 """Splices of those found that are tried."""

@@ -18,19 +18,22 @@ import asyncio
 import secrets
 import socket
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from nodewire.errors import BadPeer, LinkLost, NodewireError, NotAllowed, TimedOut, from_dict
 from nodewire.net import address_policy, host_port
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.protocol.encoding.address import SpliceAddress, ip_port
 from nodewire.protocol.market import relay_ad as splices
 from nodewire.wire.nat import hole_punch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
 
 MAX_SAID_BYTES = 512
 ANSWER_S = 5.0
@@ -108,8 +111,9 @@ async def enter(
     dial: int | None = None,
     now_s: float | None = None,
 ) -> SpliceConnection:
-    """Connect to a splice (from our `port` if given) and ask to be met in `room`, or to be dialled back at the port
-    `dial`; without either, only how it sees us.
+    """Connect to a splice (from our `port` if given) and ask it for one thing.
+
+    That is to be met in `room`, or to be dialled back at the port `dial`; without either, only how it sees us.
 
     Raises:
         NotAllowed: the splice has no address that may be dialled for others.

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from prometheus_client.core import Metric
+from typing import TYPE_CHECKING
 
 from nodewire.metrics.family import CODES, counter, gauge, tallied
-from nodewire.wire.nat.relay_server import Splicer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from prometheus_client.core import Metric
+
+    from nodewire.wire.nat.relay_server import Splicer
 
 _OUTCOMES = CODES | {"seen", "dialled", "paired", "gone"}
 

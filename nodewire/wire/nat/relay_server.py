@@ -12,9 +12,9 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nodewire.core.bounded_dict import BoundedDict
 from nodewire.errors import BadPeer, Busy, LinkLost, NodewireError, NotAllowed, TimedOut
@@ -22,11 +22,15 @@ from nodewire.net import address_policy, host_port
 from nodewire.net.connection_limits import Strangers, origin_of
 from nodewire.net.rate_limits import AtATime, Meter, PerMinute
 from nodewire.protocol.market import relay_ad as splices
-from nodewire.protocol.market.relay_ad import Request
 from nodewire.wire.nat import dialback
-from nodewire.wire.nat.dialback import Outcome
 from nodewire.wire.nat.relay_client import LENGTH_BYTES, message, read
 from nodewire.wire.transport import tcp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from nodewire.protocol.market.relay_ad import Request
+    from nodewire.wire.nat.dialback import Outcome
 
 MAX_HALF_OPEN = 64
 """Connections that have asked for nothing yet."""

@@ -11,26 +11,29 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nodewire.core.bounded_dict import BoundedDict
 from nodewire.errors import LinkLost, NodewireError, TimedOut
 from nodewire.net.rate_limits import PerMinute
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip59
 from nodewire.nostr.nips.nip01 import Filter
 from nodewire.protocol.encoding.address import SpliceAddress
-from nodewire.wire.link.happy_eyeballs import Way
-from nodewire.wire.link.link import Link
 from nodewire.wire.nat import offer as offers
 from nodewire.wire.nat import relay_client
 from nodewire.wire.nat.offer import Offer
-from nodewire.wire.nat.relay_client import SpliceConnection
 from nodewire.wire.nat.strategies import Ends, climb
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
+
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
+    from nodewire.wire.link.happy_eyeballs import Way
+    from nodewire.wire.link.link import Link
+    from nodewire.wire.nat.relay_client import SpliceConnection
 
 AGAIN_S = 1.0
 """Until an offer is sent once more."""

@@ -10,14 +10,18 @@ Everything is copied out of the memory before anybody looks at it: a peer may ch
 from __future__ import annotations
 
 import asyncio
-import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadFrame, NodewireError
 from nodewire.wire.shm.mapping import RING_BYTES, RingMapping
-from nodewire.wire.shm.ring_buffer import Buffer
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Iterable
+
+    from nodewire.wire.shm.ring_buffer import Buffer
 
 _RECORD = struct.Struct("!QQ")
 _READ_BYTES = 256 * _RECORD.size
@@ -26,8 +30,9 @@ _CLOSE_S = 1.0  # for a peer to take what was written before the end
 
 
 class SharedChannel(asyncio.Transport):
-    """Calls `protocol` as asyncio's transports do, `connection_made` at once and the rest out of the event loop. It is
-    paused while there is anything that is not in the ring, and that is not copied unless asked for.
+    """Calls `protocol` as asyncio's transports do, `connection_made` at once and the rest out of the event loop.
+
+    It is paused while there is anything that is not in the ring, and that is not copied unless asked for.
     """
 
     def __init__(
@@ -38,8 +43,9 @@ class SharedChannel(asyncio.Transport):
         protocol: asyncio.BufferedProtocol,
         closed: Callable[[], None],
     ) -> None:
-        """Takes over `connection` (non-blocking) and `mapping`. `bound` is what proofs over this channel cite; `closed`
-        is called when all is freed.
+        """Takes over `connection` (non-blocking) and `mapping`.
+
+        `bound` is what proofs over this channel cite; `closed` is called when all is freed.
         """
         super().__init__({"bound": bound, "transport": "shm"})
         self._loop = asyncio.get_running_loop()

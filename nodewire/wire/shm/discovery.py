@@ -17,18 +17,22 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.errors import Busy, LinkLost
-from nodewire.nostr.keys import Keys
 from nodewire.wire.shm import handshake
 from nodewire.wire.shm.channel import SharedChannel
-from nodewire.wire.shm.handshake import HandshakeResult
 from nodewire.wire.shm.mapping import LINK_BYTES
-from nodewire.wire.transport.identity import Identity
-from nodewire.wire.transport.tcp import Arrival, Listener
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from nodewire.nostr.keys import Keys
+    from nodewire.wire.shm.handshake import HandshakeResult
+    from nodewire.wire.transport.identity import Identity
+    from nodewire.wire.transport.tcp import Arrival, Listener
 
 MAX_BYTES = 256 * 2**20
 """Of memory that all links of a process share with others; links beyond go over TLS."""

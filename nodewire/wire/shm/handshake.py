@@ -1,5 +1,6 @@
-"""The first words over a Unix socket: the memory goes over, and the listener shows whose key it has
-(`peer_credentials.py`).
+"""The first words over a Unix socket: the memory goes over.
+
+The listener shows whose key it has (`peer_credentials.py`).
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ import asyncio
 import os
 import socket
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadPeer, LinkLost
-from nodewire.nostr.keys import Keys
 from nodewire.wire.shm import mapping as memory
 from nodewire.wire.shm import peer_credentials
 from nodewire.wire.shm.mapping import RingMapping
+
+if TYPE_CHECKING:
+    from nodewire.nostr.keys import Keys
 
 _DESCRIPTOR = array.array("i").itemsize
 

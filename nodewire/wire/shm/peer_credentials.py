@@ -15,12 +15,14 @@ place of the certificate's.
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from nodewire.errors import BadPeer
 from nodewire.nostr import keys as nostr_keys
-from nodewire.nostr.keys import Keys
 from nodewire.protocol.encoding.canonical import tagged_hash
+
+if TYPE_CHECKING:
+    from nodewire.nostr.keys import Keys
 
 TAG = "nodewire/shm/1"
 MAGIC = TAG.encode().ljust(16, b"\0")

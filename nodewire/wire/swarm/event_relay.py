@@ -1,5 +1,6 @@
-"""Events over links, in place of relays (nodewire.nostr.event_transport): for nodes that know each other and nobody
-else.
+"""Events over links, in place of relays (nodewire.nostr.event_transport).
+
+They are for nodes that know each other and nobody else.
 
 An event goes to those whom its `p` tags name, as a control document of the link to them. What comes counts if who sent
 it signed it; a gift wrap, which has a key of its own, from anybody. Nothing is stored: who is not there gets nothing.
@@ -9,17 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nodewire.errors import BadFrame, NodewireError, TimedOut
 from nodewire.nostr import event as events
-from nodewire.nostr.event import Event
 from nodewire.nostr.nips import nip59
-from nodewire.nostr.nips.nip01 import Filter
 from nodewire.nostr.subscription import MAX_QUEUED_EVENTS, Subscription
-from nodewire.wire.framing.frames import Document
-from nodewire.wire.link.link import Link
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.nips.nip01 import Filter
+    from nodewire.wire.framing.frames import Document
+    from nodewire.wire.link.link import Link
 
 EVENT = "event"
 """The type of the document."""

@@ -7,11 +7,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadFrame, LinkLost, NotFound, TimedOut, TooLarge
-from nodewire.wire.framing.frames import Document
-from nodewire.wire.link.link import Link
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from nodewire.wire.framing.frames import Document
+    from nodewire.wire.link.link import Link
 
 ASK, SHOW = "ask", "show"
 PART_BYTES = 32_768

@@ -21,24 +21,29 @@ import hashlib
 import os
 import ssl
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import NameOID, SignatureAlgorithmOID
 
 from nodewire.errors import BadInput, BadPeer, BadVersion
 from nodewire.nostr import event as nostr_event
 from nodewire.nostr import keys as nostr_keys
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds
 from nodewire.protocol.encoding.canonical import tagged_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
+
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
 
 OID = x509.ObjectIdentifier("2.25.331049885473452711640222435708488784047")
 TAG = "nodewire/tls/1"

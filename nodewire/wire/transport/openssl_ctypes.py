@@ -13,10 +13,12 @@ from __future__ import annotations
 import _ssl
 import ctypes
 import logging
-import ssl
 import sys
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import ssl
 
 _KNOWN = ((3, 11), (3, 12), (3, 13))
 """Versions of CPython in which an `_SSLSocket` begins with a reference to the socket, then OpenSSL's `SSL *`."""
@@ -27,8 +29,10 @@ _log = logging.getLogger("nodewire.wire")
 
 
 def prepare(tls: ssl.SSLSocket) -> bool:
-    """Before the handshake: have reads of a socket that does not block raise SSLWantReadError when a record held no
-    data, and AES-128 come before AES-256.
+    """Set OpenSSL's reads and order of ciphers, before the handshake.
+
+    Reads of a socket that does not block raise SSLWantReadError when a record held no data. AES-128 comes before
+    AES-256.
 
     False where that cannot be done: then nothing has changed.
     """

@@ -11,17 +11,20 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from nodewire.errors import BadPeer, LinkLost, NotAllowed
 from nodewire.net import host_port
 from nodewire.net.address_policy import is_dialled
 from nodewire.wire.transport import tcp_info
 from nodewire.wire.transport.identity import ALPN, Identity, check_certificate
-from nodewire.wire.transport.tcp_info import TcpInfo
 from nodewire.wire.transport.tls import secured
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from nodewire.wire.transport.tcp_info import TcpInfo
 
 _log = logging.getLogger("nodewire.wire")
 _UNSENT_BYTES = 131_072  # what the kernel may queue beyond the congestion window: the wait of an urgent frame
@@ -95,8 +98,9 @@ class TcpTls:
     """TCP with TLS 1.3; addresses are "host:port" or "[ipv6]:port"."""
 
     def __init__(self, congestion: str | None = CONGESTION, *, allow_private: bool = True) -> None:
-        """`congestion`: the kernel's congestion control, where it has it; None is the kernel's own choice. It must be
-        chosen before a connection is opened: one that is changed later keeps pacing as it did.
+        """`congestion`: the kernel's congestion control, where it has it; None is the kernel's own choice.
+
+        It must be chosen before a connection is opened: one that is changed later keeps pacing as it did.
 
         Without `allow_private` only public addresses are dialled, whatever a name stands for: strangers write ads.
         """

@@ -11,14 +11,16 @@ import socket
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.net.connection_limits import origin_of
 from nodewire.net.origin_turns import Turns
 from nodewire.wire.framing.frames import RECORD_BYTES
 from nodewire.wire.transport import openssl_ctypes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 _LARGE_BYTES = 32_768  # buffers from here on are filled before they are handed over: a record has 16 KiB at most
 _SHUTDOWN_S = 1.0

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from nodewire.errors import NodewireError
 from nodewire.worker.ipc import message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Channel(asyncio.Protocol):

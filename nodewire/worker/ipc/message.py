@@ -12,14 +12,16 @@ with it and answered each by itself.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgpack
 
 from nodewire.errors import BadFrame, TooLarge
 from nodewire.protocol.tensors.frame import ITEM_BYTES, MAX_TENSORS, Array, Frame, bytes_of, check_shape
 from nodewire.worker.ipc.arena import aligned
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 PREFIX = struct.Struct("<I")
 MAX_MESSAGE_BYTES = 2**20

@@ -7,8 +7,11 @@ https://docs.kernel.org/admin-guide/cputopology.html
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 SYSTEM = Path("/sys/devices/system/cpu")
 _FAST = 0.8

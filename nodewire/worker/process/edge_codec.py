@@ -6,17 +6,21 @@ gives, is in the edge's own dtypes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from nodewire.errors import BadFrame
-from nodewire.protocol.model.edge_codec import Coding
 from nodewire.protocol.tensors.frame import BLOCK, MXINT8, Array, Frame
 from nodewire.protocol.tensors.mxint8 import LEAST_SCALE, LIMIT, MOST_SCALE
 from nodewire.weights.mxint8 import narrowed, row_bytes, widened
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from nodewire.protocol.model.edge_codec import Coding
 
 _AT_ONCE = 2**16
 """Numbers, about."""

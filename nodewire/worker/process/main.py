@@ -46,7 +46,7 @@ def _prepare(options: dict[str, Any], channel: int) -> tuple[Server, dict[str, A
     limits = Limits(**options["limits"])
     cores.choose(limits.threads)
     inward, outward = (arena.attach(fd, options["arena_bytes"]) for fd in options["arenas"])
-    if lacking := rights.lacking():
+    if lacking := rights.missing_layers():
         if limits.sandbox != "weak":
             raise BadConfig("worker.sandbox", rights.refusal(lacking))
         rights.keep_secrets([Path(p) for p in limits.secrets], options["parent"])

@@ -313,8 +313,9 @@ class Server:
         return Frame(frame.edge, frame.seq, tensors, frame.meta)
 
     def _tensor(self, array: Array, own: torch.dtype) -> torch.Tensor:
-        """A private copy of `array` in the dtype `own` on the worker's device: the actor may keep it, the daemon reuses
-        the slab. Raises BadFrame.
+        """A private copy of `array` in the dtype `own` on the worker's device.
+
+        The actor may keep it, the daemon reuses the slab. Raises BadFrame.
         """
         if array.dtype == MXINT8 and array.nbytes:
             raw = torch.frombuffer(array.data, dtype=torch.uint8).to(self._limits.device)

@@ -12,8 +12,11 @@ import ctypes
 import errno
 import os
 import sys
-from collections.abc import Iterable
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
 
 _NEW_MOUNTS, _NEW_USER = 0x00020000, 0x10000000
 _BIND, _ALL_BELOW, _PRIVATE = 0x1000, 0x4000, 0x40000

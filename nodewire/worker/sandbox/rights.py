@@ -23,11 +23,14 @@ import ctypes
 import os
 import resource
 import sys
-from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadConfig, WorkerFailed
 from nodewire.worker.sandbox import landlock, namespaces, seccomp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, SIGKILL = 1, 38, 9
 CAPABILITY_VERSION_3 = 0x20080522
@@ -38,7 +41,7 @@ _SYSTEM = ("/usr", "/lib", "/lib64", "/opt", "/nix/store", "/etc/ld.so.cache", "
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 
 
-def lacking() -> list[str]:
+def missing_layers() -> list[str]:
     """The kernel's layers that this machine has not."""
     layers = {"Landlock": landlock.available, "seccomp": seccomp.available}
     return [name for name, is_available in layers.items() if not is_available()]

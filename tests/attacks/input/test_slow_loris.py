@@ -14,7 +14,7 @@ import uvloop
 from nodewire.errors import NotFound
 from nodewire.pay.lightning import lnurl_server
 from nodewire.pay.lightning.invoices import Invoice
-from nodewire.pay.lightning.lnurl_server import Endpoint, serving
+from nodewire.pay.lightning.lnurl_server import Endpoint, serve_endpoint
 
 
 async def quote(zap_request: str, amount_msat: int, origin: str) -> Invoice:
@@ -26,7 +26,7 @@ async def endpoint() -> AsyncIterator[str]:
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    async with serving(Endpoint("nodewire", url, "ab" * 32, quote), listening):
+    async with serve_endpoint(Endpoint("nodewire", url, "ab" * 32, quote), listening):
         yield url
 
 
@@ -77,7 +77,7 @@ async def test_invoices_for_one_address_are_made_a_few_at_a_time_and_others_have
     here, there = (aiohttp.TCPConnector(local_addr=(host, 0)) for host in ("127.0.0.1", "127.0.0.2"))
     async with (
         asyncio.timeout(60),
-        serving(Endpoint("nodewire", url, "ab" * 32, slow), listening),
+        serve_endpoint(Endpoint("nodewire", url, "ab" * 32, slow), listening),
         aiohttp.ClientSession(connector=here) as crowd,
         aiohttp.ClientSession(connector=there) as other,
     ):

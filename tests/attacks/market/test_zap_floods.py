@@ -29,7 +29,7 @@ async def endpoint() -> AsyncIterator[tuple[str, list[str]]]:
 
     sock = listening_socket("lnurl.listen", "127.0.0.1:0")
     base = f"http://127.0.0.1:{sock.getsockname()[1]}"
-    async with lnurl_server.serving(Endpoint("nodewire", base, "ab" * 32, quote), sock):  # type: ignore[arg-type]
+    async with lnurl_server.serve_endpoint(Endpoint("nodewire", base, "ab" * 32, quote), sock):  # type: ignore[arg-type]
         yield base, asked
 
 

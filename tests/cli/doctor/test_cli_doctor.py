@@ -104,7 +104,7 @@ async def test_a_draft_that_drivers_could_not_guess_by_is_told_before_they_fail(
 async def exposed(tmp_path):
     """A daemon's state folder that is in use, and the address that it shows its metrics at."""
     with held(tmp_path / "state"):
-        async with endpoint.serving(endpoint.MetricsExposition("provider", "127.0.0.1:0")) as url:
+        async with endpoint.serve_metrics(endpoint.MetricsExposition("provider", "127.0.0.1:0")) as url:
             yield tmp_path / "state", url.removeprefix("http://").removesuffix(endpoint.PATH)
 
 
@@ -120,7 +120,7 @@ async def test_metrics_that_others_can_read_are_warned_of(exposed):
         said = await doctor._metrics(f"{host}:{port}", state.parent / "another")
         assert "is not running" in said and "no password" in said
     assert "password" not in await doctor._metrics(f"[::1]:{port}", state.parent / "another")
-    async with endpoint.serving(endpoint.MetricsExposition("provider", "0.0.0.0:0")) as url:
+    async with endpoint.serve_metrics(endpoint.MetricsExposition("provider", "0.0.0.0:0")) as url:
         said = await doctor._metrics(url.removeprefix("http://").removesuffix(endpoint.PATH), state)
     assert said.startswith("answers; there is no password: at that address")
 

@@ -21,7 +21,7 @@ from bench.market.dag_models import EXPERTS, _made
 from bench.tools.task_chain import Carved
 from nodewire import cli
 from nodewire.cli.common.manifest_file import read_manifest
-from nodewire.cli.model.register import serving
+from nodewire.cli.model.register import serve_block
 from nodewire.config import Serve
 from nodewire.kind import Registration
 from nodewire.nostr.nips.nip01 import Filter
@@ -216,7 +216,7 @@ def test_who_registers_is_told_what_a_provider_says_to_serve_it(servers, written
 
 
 def test_of_many_tasks_a_few_are_named():
-    (served,) = tomllib.loads(serving("38840:ab:one", [f"stage.{k}" for k in range(80)]))["serve"]
+    (served,) = tomllib.loads(serve_block("38840:ab:one", [f"stage.{k}" for k in range(80)]))["serve"]
     assert served["tasks"] == [f"stage.{k}" for k in range(8)]
 
 

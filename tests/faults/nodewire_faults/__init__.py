@@ -2,24 +2,24 @@
 
 SENDING = ("late", "twice", "silent")
 """Those of whoever computes honestly, and sends as it should not."""
-CHEATS = (
-    *(
-        "wrong",
-        "scaled",
-        "skipped",
-        "other",
-        "stale",
-        "copied",
-        "equivocating",
-        "uncommitted",
-        "nan",
-        "short",
-        "misquoted",
-        "forged",
-        "mistaken",
-        "second",
-        "colder",
-        "wary",
-    ),
-    *SENDING,
-)
+WORKERS = {
+    "wrong": "wrong",
+    "scaled": "scaled",
+    "skipped": "skipped",
+    "other": "other",
+    "stale": "stale",
+    "copied": "skipped",
+    "equivocating": "honest",
+    "uncommitted": "honest",
+    "nan": "nan",
+    "short": "short",
+    "misquoted": "misquoted",
+    "forged": "honest",
+    "mistaken": "mistaken",
+    "second": "second",
+    "colder": "colder",
+    "wary": "honest",
+    **dict.fromkeys(SENDING, "honest"),
+}
+"""By cheat, the module of `workers` that its worker loads: where the daemon cheats, an honest one."""
+CHEATS = tuple(WORKERS)

@@ -7,7 +7,7 @@ import os
 from kinds.k8843 import SplitInference
 from nodewire.kind import Desk, Job, Mailbox, Params, TaskSession, Worker
 from nodewire.protocol.model.edge_codec import OWN, Codings
-from nodewire_faults import CHEATS, SENDING
+from nodewire_faults import CHEATS, SENDING, WORKERS
 from nodewire_faults.sender import Sending
 
 CHEAT = "NODEWIRE_FAULTS_CHEAT"
@@ -23,7 +23,7 @@ class FaultySplitInference(SplitInference):
         cheat = os.environ[CHEAT]
         if cheat not in CHEATS:
             raise ValueError(f"{CHEAT}={cheat!r} is not one of {', '.join(CHEATS)}")
-        self.worker_entry = f"nodewire_faults.workers.{cheat}"
+        self.worker_entry = f"nodewire_faults.workers.{WORKERS[cheat]}"
         self._cheat = cheat
         self._tasks = [name for name in os.environ.get(TASKS, "").split(",") if name]
         self._after = int(os.environ.get(AFTER, "0"))

@@ -13,7 +13,7 @@ from nodewire.llm.checkpoint.loader import open_weights
 from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
 from nodewire.llm.cuda_graphs import runner as graphs_room
 from nodewire.llm.cuda_graphs.fx_capture import FxCapture
-from nodewire.llm.cuda_graphs.runner import graphing
+from nodewire.llm.cuda_graphs.runner import graph_maker
 from nodewire.llm.programs.programs import StageProgram
 from nodewire.llm.stage import Stage
 from nodewire.protocol.tensors.frame import Frame
@@ -30,7 +30,7 @@ def stage_of(directory, out, *, captures: bool) -> Stage:
     _, task = made.manifest.tasks
     program = StageProgram.unpack(made.blobs[task.program.sha256].read_bytes())
     weights = open_weights(made.blobs[task.weights[0].sha256], program.tensors)
-    return Stage(program, weights, torch.device("cpu"), graphing(FxCapture()) if captures else None)
+    return Stage(program, weights, torch.device("cpu"), graph_maker(FxCapture()) if captures else None)
 
 
 class Hostile:

@@ -18,7 +18,7 @@ from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
 from nodewire.llm.cuda_graphs import runner as graphs_room
 from nodewire.llm.cuda_graphs.capture import CudaGraphs
 from nodewire.llm.cuda_graphs.fx_capture import FxCapture
-from nodewire.llm.cuda_graphs.runner import graphing, hidden_around
+from nodewire.llm.cuda_graphs.runner import graph_maker, hidden_around
 from nodewire.llm.kv import static_buffers
 from nodewire.llm.kv.batch_view import Branches, Chain, together
 from nodewire.llm.kv.sequence_cache import Lanes
@@ -46,7 +46,7 @@ class Sides:
         made = split_decoder(folder, 2**30, out, slots=slots, options=options)
         _, task = made.manifest.tasks
         program = StageProgram.unpack(made.blobs[task.program.sha256].read_bytes())
-        where, how = made.blobs[task.weights[0].sha256], graphing(capture or FxCapture(), room_bytes)
+        where, how = made.blobs[task.weights[0].sha256], graph_maker(capture or FxCapture(), room_bytes)
         self.captured, self.plain = (
             Stage(program, open_weights(where, program.tensors), torch.device(device), one) for one in (how, None)
         )
@@ -269,7 +269,7 @@ def test_a_draft_models_steps_are_captured(plain, tmp_path):
     program = DriverProgram.unpack(made.blobs[made.manifest.tasks[0].program.sha256].read_bytes())
     spoken = (plain / "tokenizer.json").read_bytes()
     draft, cpu, chance = Draft(plain, program, spoken), torch.device("cpu"), Random(2)
-    sides = [draft.load(Tokenizer(spoken), cpu, how)._model for how in (graphing(FxCapture()), None)]
+    sides = [draft.load(Tokenizer(spoken), cpu, how)._model for how in (graph_maker(FxCapture()), None)]
     texts = {session: [chance.randrange(1, 290) for _ in range(10)] for session in "ab"}
     for _ in range(120):
         session = chance.choice("ab")

@@ -39,7 +39,7 @@ class Payee:
         sock = listening_socket("lnurl.listen", "127.0.0.1:0")
         base = f"http://127.0.0.1:{sock.getsockname()[1]}"
         endpoint = lnurl_server.Endpoint("p", base, signer or self.keys.public, self.till.quote, tip=self.till.tip)
-        await stack.enter_async_context(lnurl_server.serving(endpoint, sock))
+        await stack.enter_async_context(lnurl_server.serve_endpoint(endpoint, sock))
         return endpoint.pay_url
 
     async def settle(self, count):

@@ -17,7 +17,7 @@ from nodewire.errors import BadInput, Busy, NotFound
 from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts import zaps
 from nodewire.pay.lightning import invoices, lnurl_server
-from nodewire.pay.lightning.lnurl_server import MAX_COMMENT_CHARS, MAX_ZAP_REQUEST_CHARS, Endpoint, serving
+from nodewire.pay.lightning.lnurl_server import MAX_COMMENT_CHARS, MAX_ZAP_REQUEST_CHARS, Endpoint, serve_endpoint
 
 CUSTOMER, PROVIDER = Keys(b"\x01" * 32), Keys(b"\x02" * 32)
 ORIGIN = {"Origin": "https://wallet.example"}
@@ -56,7 +56,7 @@ async def open_shop(takes_tips=True):
     with socket.create_server(("127.0.0.1", 0)) as listening:
         base = f"http://127.0.0.1:{listening.getsockname()[1]}"
         endpoint = Endpoint("alice", base, PROVIDER.public, shop.quote, 10, 100_000, shop.tip if takes_tips else None)
-        async with serving(endpoint, listening), ClientSession() as session:
+        async with serve_endpoint(endpoint, listening), ClientSession() as session:
             yield shop, endpoint, session
 
 

@@ -207,7 +207,7 @@ async def test_what_is_carried_goes_in_and_out_of_a_worker(tmp_path):
             await put(worker, "carried", brought)
         for seq in range(2):
             _, *frames = await worker.receive("trainer", "s", Frame("train", seq))
-        end = trainer.snapshot(carried_state.beginning(theta, begun), shard, round_, 0, recipe.steps)
+        end = trainer.snapshot(carried_state.start_of_round(theta, begun), shard, round_, 0, recipe.steps)
         wanted, after = carried_state.send(recipe, round_, carried_state.moved(theta, end.theta), begun)
         assert whole(frames) == wanted
         carried_on = await joined(worker, "carry")

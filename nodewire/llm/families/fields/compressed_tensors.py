@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadTask
-from nodewire.llm.families.fields.tensor_names import Piece
 from nodewire.llm.spec.config import ROUNDING, Quantization
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from nodewire.llm.families.fields.tensor_names import Piece
 
 METHOD = "compressed-tensors"
 _FIELD = "quantization_config"
@@ -70,8 +73,9 @@ def parse(said: Mapping[str, Any], modules: Iterable[tuple[int, str, Sequence[Pi
 
 
 def named(plain: Iterable[tuple[int, str]], every: Iterable[tuple[int, str]]) -> list[str]:
-    """A Quantization's `plain`, of `every` layer and parameter those: a parameter that is so in all of its layers is
-    named once.
+    """A Quantization's `plain`, of `every` layer and parameter those.
+
+    A parameter that is so in all of its layers is named once.
     """
     plain = list(plain)
     layers, own = (Counter(role for _, role in some) for some in (every, plain))

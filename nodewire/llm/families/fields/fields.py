@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadTask
 from nodewire.protocol.model.families import real
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 SILENT = frozenset(
     {

@@ -6,12 +6,14 @@ is how. Inputs that a file says are rounded as well stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadTask
 from nodewire.weights.groups import LAYOUTS, Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _FIELD = "quantization_config"
 _INSTEAD = "take the model unquantized, which `nodewire quantize` makes smaller"
@@ -21,9 +23,10 @@ _MAX_NAMES = 4_096
 
 @dataclass(frozen=True, slots=True)
 class InGroups:
-    """`bits`: of a code. `group`: numbers of a row to a scale; 0: a row has one. `symmetric`: all zeros are in the
-    middle. `in_turn`: whether a group's numbers follow each other. `plain`: parts of the names of modules that are
-    stored as they are.
+    """`bits`: of a code.
+
+    `group`: numbers of a row to a scale; 0: a row has one. `symmetric`: all zeros are in the middle. `in_turn`: whether
+    a group's numbers follow each other. `plain`: parts of the names of modules that are stored as they are.
     """
 
     method: str

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadTask
 from nodewire.llm.families.fields.fields import Fields, as_real
 from nodewire.protocol.model.families import real
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 _ORIGINAL = "original_max_position_embeddings"
 _NAMELESS = frozenset({"rope_type", "type"})

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from nodewire.llm.spec.config import Blocks, DecoderConfig, Experts
 from nodewire.llm.spec.parameters import norm_roles
+
+if TYPE_CHECKING:
+    from nodewire.llm.spec.config import Blocks, DecoderConfig, Experts
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
@@ -28,8 +30,10 @@ class CheckpointTensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """`count` rows that are kept from row `at` on, and stored from row `stored` on. With `pairs` these are a head of so
-    many, of which the rows from `begin` on are taken once those that turn together are half a head apart.
+    """`count` rows that are kept from row `at` on, and stored from row `stored` on.
+
+    With `pairs` these are a head of so many, of which the rows from `begin` on are taken once those that turn together
+    are half a head apart.
     """
 
     at: int

@@ -1,16 +1,19 @@
-"""Command R: LayerNorms without biases, attention and MLP after the same one, scaled logits, pairs that turn beside
-each other.
+"""Command R: LayerNorms without biases, attention and MLP after the same one, scaled logits.
+
+Pairs that turn stand beside each other.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.llm.families.fields import tensor_names
-from nodewire.llm.families.fields.fields import Fields
 from nodewire.llm.families.fields.sizes import sizes
 from nodewire.llm.families.fields.tensor_names import Piece
-from nodewire.llm.spec.config import DecoderConfig
+
+if TYPE_CHECKING:
+    from nodewire.llm.families.fields.fields import Fields
+    from nodewire.llm.spec.config import DecoderConfig
 
 ARCHITECTURE = "CohereForCausalLM"
 

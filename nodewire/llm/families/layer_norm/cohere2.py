@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadTask
-from nodewire.llm.families.fields.fields import Fields
 from nodewire.llm.families.fields.sizes import SLIDING, layer_kinds
 from nodewire.llm.families.layer_norm.cohere import command, pieces
+
+if TYPE_CHECKING:
+    from nodewire.llm.families.fields.fields import Fields
 
 __all__ = ["ARCHITECTURE", "parse", "pieces"]
 

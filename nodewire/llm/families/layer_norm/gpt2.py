@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.llm.families.fields import tensor_names
-from nodewire.llm.families.fields.fields import Fields
 from nodewire.llm.families.fields.sizes import sizes
 from nodewire.llm.families.fields.tensor_names import Piece
 from nodewire.llm.families.rms_norm.gemma import GELU
-from nodewire.llm.spec.config import DecoderConfig
 from nodewire.protocol.model.families import real
+
+if TYPE_CHECKING:
+    from nodewire.llm.families.fields.fields import Fields
+    from nodewire.llm.spec.config import DecoderConfig
 
 ARCHITECTURE = "GPT2LMHeadModel"
 ENDS = ("transformer.wte.weight", "transformer.ln_f.weight", "lm_head.weight")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadTask
 from nodewire.llm.families.fields import tensor_names
 from nodewire.llm.families.fields.fields import Fields
 from nodewire.llm.families.fields.sizes import sizes
-from nodewire.llm.spec.config import DecoderConfig
 from nodewire.protocol.model.families import real
+
+if TYPE_CHECKING:
+    from nodewire.llm.spec.config import DecoderConfig
 
 ARCHITECTURE = "MptForCausalLM"
 OWN_ARCHITECTURE = "MPTForCausalLM"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nodewire.llm.families.fields.fields import Fields
 from nodewire.llm.families.mixture import latent
 from nodewire.llm.families.mixture.latent import pieces
+
+if TYPE_CHECKING:
+    from nodewire.llm.families.fields.fields import Fields
 
 __all__ = ["ARCHITECTURE", "parse", "pieces"]
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadTask
 from nodewire.llm.families.fields import tensor_names
-from nodewire.llm.families.fields.fields import Fields
 from nodewire.llm.families.fields.sizes import sizes
-from nodewire.llm.spec.config import DecoderConfig
+
+if TYPE_CHECKING:
+    from nodewire.llm.families.fields.fields import Fields
+    from nodewire.llm.spec.config import DecoderConfig
 
 ARCHITECTURE = "Glm4MoeForCausalLM"
 

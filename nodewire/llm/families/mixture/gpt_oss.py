@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadTask
 from nodewire.llm.families.fields import tensor_names
-from nodewire.llm.families.fields.fields import Fields
 from nodewire.llm.families.fields.sizes import layer_kinds, sizes
 from nodewire.llm.families.fields.tensor_names import Piece
-from nodewire.llm.spec.config import DecoderConfig, Experts
 from nodewire.weights.mxfp4 import GROUP
+
+if TYPE_CHECKING:
+    from nodewire.llm.families.fields.fields import Fields
+    from nodewire.llm.spec.config import DecoderConfig, Experts
 
 ARCHITECTURE = "GptOssForCausalLM"
 

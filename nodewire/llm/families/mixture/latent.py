@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadTask
 from nodewire.llm.families.fields import tensor_names
@@ -10,8 +10,10 @@ from nodewire.llm.families.fields.fields import Fields, as_real
 from nodewire.llm.families.fields.rotary import rope, temperature
 from nodewire.llm.families.fields.sizes import sizes
 from nodewire.llm.families.fields.tensor_names import Piece
-from nodewire.llm.spec.config import DecoderConfig
 from nodewire.protocol.model.families import real
+
+if TYPE_CHECKING:
+    from nodewire.llm.spec.config import DecoderConfig
 
 _MOST = 1_024
 """Numbers of a position that are kept, and of a head."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadTask
-from nodewire.llm.families.fields.fields import Fields
 from nodewire.llm.families.fields.sizes import layer_kinds, sizes
 from nodewire.llm.families.fields.tensor_names import of_layer as pieces
+
+if TYPE_CHECKING:
+    from nodewire.llm.families.fields.fields import Fields
 
 __all__ = ["ARCHITECTURE", "many", "parse", "pieces"]
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadTask
-from nodewire.llm.families.fields.fields import Fields
 from nodewire.llm.families.fields.sizes import sizes
 from nodewire.llm.families.fields.tensor_names import of_layer as pieces
 from nodewire.protocol.model.families import real
+
+if TYPE_CHECKING:
+    from nodewire.llm.families.fields.fields import Fields
 
 __all__ = ["ARCHITECTURE", "gemma", "parse", "pieces"]
 

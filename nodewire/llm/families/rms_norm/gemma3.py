@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadTask
-from nodewire.llm.families.fields.fields import Fields
 from nodewire.llm.families.fields.rotary import described
 from nodewire.llm.families.fields.sizes import FULL, SLIDING, layer_kinds
 from nodewire.llm.families.fields.tensor_names import of_layer as pieces
 from nodewire.llm.families.rms_norm.gemma import GELU, gemma
+
+if TYPE_CHECKING:
+    from nodewire.llm.families.fields.fields import Fields
 
 __all__ = ["ARCHITECTURE", "parse", "pieces", "ropes"]
 

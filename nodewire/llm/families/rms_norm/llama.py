@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nodewire.llm.families.fields.fields import Fields
 from nodewire.llm.families.fields.sizes import sizes
 from nodewire.llm.families.fields.tensor_names import of_layer as pieces
+
+if TYPE_CHECKING:
+    from nodewire.llm.families.fields.fields import Fields
 
 __all__ = ["ARCHITECTURE", "parse", "pieces"]
 

@@ -5,12 +5,14 @@ https://github.com/meta-llama/llama-models. Positions turn alike once the rows o
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadTask
-from nodewire.llm.families.fields.fields import Fields
 from nodewire.llm.families.fields.tensor_names import Piece, Pieces, interleaved
-from nodewire.llm.spec.config import DecoderConfig
+
+if TYPE_CHECKING:
+    from nodewire.llm.families.fields.fields import Fields
+    from nodewire.llm.spec.config import DecoderConfig
 
 ENDS = EMBEDDING, FINAL_NORM, HEAD = "tok_embeddings.weight", "norm.weight", "output.weight"
 

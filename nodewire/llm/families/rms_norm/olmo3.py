@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nodewire.llm.families.fields.fields import Fields
 from nodewire.llm.families.fields.sizes import layer_kinds
 from nodewire.llm.families.fields.tensor_names import of_layer as pieces
 from nodewire.llm.families.rms_norm.gemma3 import ropes
 from nodewire.llm.families.rms_norm.olmo2 import olmo
+
+if TYPE_CHECKING:
+    from nodewire.llm.families.fields.fields import Fields
 
 __all__ = ["ARCHITECTURE", "parse", "pieces"]
 

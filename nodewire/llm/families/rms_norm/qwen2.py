@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nodewire.llm.families.fields.fields import Fields
 from nodewire.llm.families.fields.sizes import layer_kinds, sizes
 from nodewire.llm.families.fields.tensor_names import of_layer as pieces
 
-__all__ = ["ARCHITECTURE", "parse", "pieces", "sliding"]
+if TYPE_CHECKING:
+    from nodewire.llm.families.fields.fields import Fields
+
+__all__ = ["ARCHITECTURE", "parse", "pieces", "sliding_layers"]
 
 ARCHITECTURE = "Qwen2ForCausalLM"
 
 
 def parse(fields: Fields) -> dict[str, Any]:
     found = sizes(fields) | {"attention_bias": True}
-    return found | sliding(fields, found)
+    return found | sliding_layers(fields, found)
 
 
-def sliding(fields: Fields, found: dict[str, Any]) -> dict[str, Any]:
+def sliding_layers(fields: Fields, found: dict[str, Any]) -> dict[str, Any]:
     """Which layers slide: those from `max_window_layers` on, if the file says that any do."""
     fields.only("hidden_act", "silu")
     fields.only("use_mrope", False)

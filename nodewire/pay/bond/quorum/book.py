@@ -6,11 +6,9 @@ A step is on disk before it counts. A bond is what its steps make of it (`pay.bo
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import orjson
 
@@ -19,8 +17,13 @@ from nodewire.errors import NotAllowed, NotFound
 from nodewire.nostr.event import parse_unverified
 from nodewire.pay.bond import bonds
 from nodewire.pay.bond.bonds import Bond, Payout
-from nodewire.pay.bond.quorum.custody import Coin
 from nodewire.pay.bond.quorum.terms import SAT_MSAT, BondTerms, Evidence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from nodewire.pay.bond.quorum.custody import Coin
 
 _STEPS: dict[str, type[bonds.Event]] = {one.__name__: one for one in get_args(bonds.Event)}
 _SCHEMA = """

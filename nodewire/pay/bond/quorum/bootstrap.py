@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadConfig, BadInput
 from nodewire.nostr.keys import Keys
 from nodewire.pay.bitcoin.node import BitcoinNode
-from nodewire.pay.bond.bond_holder import HolderSettings
 from nodewire.pay.bond.quorum.book import Book
 from nodewire.pay.bond.quorum.client import QuorumBondHolder
-from nodewire.pay.bond.quorum.custody import Custody
 from nodewire.pay.bond.quorum.ecash_custody import EcashCustody
 from nodewire.pay.bond.quorum.registrar import CAP_SAT, Registrar, RegistrarRules
 from nodewire.pay.bond.quorum.vault_custody import VaultCustody
 from nodewire.pay.ecash.mint import Mint
-from nodewire.pay.lightning.wallet import Wallet
 from nodewire.protocol.committee.committee import Committee
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nodewire.pay.bond.bond_holder import HolderSettings
+    from nodewire.pay.bond.quorum.custody import Custody
+    from nodewire.pay.lightning.wallet import Wallet
 
 
 def open_vault(wallet: Wallet, at: HolderSettings) -> QuorumBondHolder:

@@ -7,10 +7,8 @@ knows of them. With the file alone it takes its coins in its own time, whatever 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import fields
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import aiohttp
 import orjson
@@ -19,15 +17,20 @@ from nodewire import errors
 from nodewire.core.sqlite import open_versioned
 from nodewire.errors import BadConfig, BadInput, LinkLost, NodewireError, NotAllowed, NotFound, PaymentFailed, TimedOut
 from nodewire.nostr import event as events
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip98
 from nodewire.pay.bond.bond_holder import ClaimPayment, HeldBond, Holder, VerdictSettlement
 from nodewire.pay.bond.quorum import cosigner
-from nodewire.pay.bond.quorum.cosigner import Convictions
 from nodewire.pay.bond.quorum.custody import Closing, Coin, Custody
 from nodewire.pay.bond.quorum.terms import SAT_MSAT, BondTerms, Payment, delay_s, terms_of
 from nodewire.protocol.committee.committee import Committee
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
+    from nodewire.pay.bond.quorum.cosigner import Convictions
 
 MAX_ANSWER_BYTES = 8_000_000
 _SCHEMA = """

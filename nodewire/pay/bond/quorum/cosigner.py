@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadInput, BadQuorum, NotAllowed, TooLarge
 from nodewire.nostr.event import parse as parse_event
-from nodewire.nostr.keys import Keys
 from nodewire.pay.bond import bonds
-from nodewire.pay.bond.bonds import Bond
 from nodewire.pay.bond.quorum.custody import Closing, Custody
 from nodewire.pay.bond.quorum.terms import MAX_COINS, SAT_MSAT, BondTerms, Evidence, closing, judged
-from nodewire.protocol.committee.committee import Committee
+
+if TYPE_CHECKING:
+    from nodewire.nostr.keys import Keys
+    from nodewire.pay.bond.bonds import Bond
+    from nodewire.protocol.committee.committee import Committee
 
 MAX_VERDICTS = 1_024
 Convictions = Callable[[str], frozenset[str]]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from nodewire.nostr.keys import Keys
-from nodewire.pay.bond.quorum.terms import BondTerms, Payment
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nodewire.nostr.keys import Keys
+    from nodewire.pay.bond.quorum.terms import BondTerms, Payment
 
 Coin = dict[str, Any]
 """A coin as its custody writes it, in JSON."""

@@ -8,16 +8,12 @@ from the mint by its own key.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from nodewire.core.sqlite import open_versioned
 from nodewire.errors import BadInput, NoQuorum, NotAllowed, NotFound, PaymentFailed
-from nodewire.nostr.keys import Keys
-from nodewire.pay.bond.quorum.custody import Closing, Coin
 from nodewire.pay.bond.quorum.terms import MAX_COINS, POOL, SAT_MSAT, BondTerms
 from nodewire.pay.ecash import blind
 from nodewire.pay.ecash.mint import Mint, MintRefused
@@ -34,8 +30,15 @@ from nodewire.pay.ecash.proofs import (
     split,
     witness,
 )
-from nodewire.pay.lightning.wallet import Wallet
 from nodewire.protocol.encoding import canonical
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from nodewire.nostr.keys import Keys
+    from nodewire.pay.bond.quorum.custody import Closing, Coin
+    from nodewire.pay.lightning.wallet import Wallet
 
 CAP_SAT = 100_000
 """What a role locks at one mint, unless it says another: so much it may lose by the mint."""

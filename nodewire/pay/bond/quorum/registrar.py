@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadInput, BadSignature, NodewireError, NoQuorum, NotAllowed, NotFound
 from nodewire.nostr.event import Event
@@ -19,8 +18,6 @@ from nodewire.nostr.event import parse as parse_event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.keys import verify as verify_signature
 from nodewire.pay.bond import bonds, settlement
-from nodewire.pay.bond.bonds import Bond
-from nodewire.pay.bond.quorum.book import Book, Deposit
 from nodewire.pay.bond.quorum.custody import Closing, Coin, Custody
 from nodewire.pay.bond.quorum.terms import (
     CLOSING_S,
@@ -34,10 +31,16 @@ from nodewire.pay.bond.quorum.terms import (
     delay_s,
     judged,
 )
-from nodewire.protocol.committee.committee import Committee
 from nodewire.protocol.job import request as job
 from nodewire.protocol.market import bond as statements
 from nodewire.protocol.verification import verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from nodewire.pay.bond.bonds import Bond
+    from nodewire.pay.bond.quorum.book import Book, Deposit
+    from nodewire.protocol.committee.committee import Committee
 
 STATEMENT_S = 3_600
 MAX_LOCK_S = 5 * 366 * 86_400

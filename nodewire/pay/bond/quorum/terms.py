@@ -8,12 +8,11 @@ released, or to the pool if it was slashed. What is too little for an output of 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from nodewire.errors import BadInput, BadQuorum
-from nodewire.nostr.event import Event
 from nodewire.pay.bond import bonds, settlement
 from nodewire.pay.bond.bonds import Bond, Payout
 from nodewire.protocol.committee.committee import MAX_ORACLES, Committee
@@ -21,6 +20,9 @@ from nodewire.protocol.encoding import canonical
 from nodewire.protocol.encoding.schema import Hex32, Schema
 from nodewire.protocol.job import request as job
 from nodewire.protocol.verification import verdict
+
+if TYPE_CHECKING:
+    from nodewire.nostr.event import Event
 
 POOL = "pool"
 VERDICT_EPOCHS = 16

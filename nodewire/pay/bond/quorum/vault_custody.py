@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadInput, NotAllowed, NotFound, PaymentFailed
-from nodewire.nostr.keys import Keys
 from nodewire.pay.bitcoin import vault as vaults
-from nodewire.pay.bitcoin.node import BitcoinNode
 from nodewire.pay.bitcoin.transaction import Outpoint, Transaction, TransactionOutput
 from nodewire.pay.bitcoin.vault import Vault
-from nodewire.pay.bond.quorum.custody import Closing, Coin
 from nodewire.pay.bond.quorum.terms import MAX_COINS, POOL, BondTerms
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nodewire.nostr.keys import Keys
+    from nodewire.pay.bitcoin.node import BitcoinNode
+    from nodewire.pay.bond.quorum.custody import Closing, Coin
 
 MOST_FEE_SAT_VB = 1_000
 _SIGNATURE_BYTES, _LEAST_FEE_SAT_VB = 66, 2

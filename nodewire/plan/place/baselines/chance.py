@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from random import Random
+from typing import TYPE_CHECKING
 
 from nodewire.plan.place.baselines.petals import CACHE_POSITIONS, blocks
 from nodewire.plan.place.model import Chain, Placement, Pool, Stage, Workload
+
+if TYPE_CHECKING:
+    from random import Random
 
 
 def at_random(pool: Pool, chain: Chain, workload: Workload, chance: Random) -> Placement:

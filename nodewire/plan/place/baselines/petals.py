@@ -11,9 +11,12 @@ Borzunov et al.: Distributed inference and fine-tuning of large language models 
 
 from __future__ import annotations
 
-from random import Random
+from typing import TYPE_CHECKING
 
 from nodewire.plan.place.model import Chain, Placement, Pool, Stage, Workload
+
+if TYPE_CHECKING:
+    from random import Random
 
 BALANCE_QUALITY = 0.75
 CACHE_POSITIONS = 16_384

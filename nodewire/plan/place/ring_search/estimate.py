@@ -8,12 +8,15 @@ together, in numpy: arrays are [sets, nodes, sizes of the ladder] or begin so.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nodewire.plan.place.model import CUSTOMER, Chain, Node, Pool, Workload
 from nodewire.plan.place.ring_search.arrays import Floats, Ints, link_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _BUSY = 0.9

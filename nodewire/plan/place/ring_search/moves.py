@@ -7,11 +7,13 @@ tuples of rows of their `Costs`. Moves of a kind are judged together, in numpy.
 from __future__ import annotations
 
 from math import inf
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nodewire.plan.place.ring_search.arrays import Floats, Ints
-from nodewire.plan.place.ring_search.ring import Costs
+if TYPE_CHECKING:
+    from nodewire.plan.place.ring_search.arrays import Floats, Ints
+    from nodewire.plan.place.ring_search.ring import Costs
 
 _LEAST = 1e-9
 _TURNED = 60
@@ -90,8 +92,9 @@ class Moves:
         return _Fill(self, way[1:-1]).with_ms(others) + self._tours_ms(way[None]) + least
 
     def swapped_ms(self, ring: Way, others: Ints) -> Floats:
-        """[k, others]: the ring with one of them in place of one of its nodes, where it adds least: between two that
-        stay neighbours, three of which are enough to know, or where the node was.
+        """[k, others]: the ring with one of them in place of one of its nodes, where it adds least.
+
+        That is between two that stay neighbours, three of which are enough to know, or where the node was.
         """
         way, places = np.array((self.anchor, *ring, self.anchor)), np.arange(len(ring))[:, None]
         added = self._inserted_ms(way, others)

@@ -16,15 +16,18 @@ Held, Karp: A dynamic programming approach to sequencing problems. SIAM 1962.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nodewire.errors import NoProvider
 from nodewire.plan.place.model import CUSTOMER, Chain, Pool, Ring, Stage
 from nodewire.plan.place.ring_search.arrays import Floats, Ints, byte_ms, link_ms, summed_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 EXACT_NODES = 12
 EXACT_CELLS = 16_000_000
@@ -36,9 +39,10 @@ _SLACK = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """What a ring is looked for in: some nodes of a pool (default: all), each with room for `items` at once of the
-    tasks that it takes, which may take it `stage_ms` at most, from the `anchor` around to it. `reserved_bytes` of the
-    anchor's node are taken already.
+    """What a ring is looked for in: some nodes of a pool (default: all).
+
+    Each has room for `items` at once of the tasks that it takes, and may take it `stage_ms` at most, from the `anchor`
+    around to it. `reserved_bytes` of the anchor's node are taken already.
     """
 
     pool: Pool
@@ -131,8 +135,9 @@ def costs(instance: Instance) -> Costs:
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """The pairs (S, j) with so many nodes in S that may still lead to the best ring, by S: S as bits, j, and `ms`
-    [pairs, T+1].
+    """The pairs (S, j) with so many nodes in S that may still lead to the best ring, by S.
+
+    They are S as bits, j, and `ms` [pairs, T+1].
     """
 
     sets: Ints
@@ -263,8 +268,10 @@ def _back(found: Costs, levels: Sequence[_Level], at: int) -> tuple[Stage, ...]:
 
 
 def _evenly(ways: Floats, first: int, end: int, stages: int) -> tuple[int, int]:
-    """Of `ways` [rows, end - first] to begin the last of so many stages at `first` or later a least one, by its row and
-    begin: of equals the one that takes its share of the tasks, since under load the longest stage counts.
+    """Of `ways` [rows, end - first] to begin the last of so many stages at `first` or later a least one.
+
+    It is given by its row and begin. Of equals it is the one that takes its share of the tasks, since under load the
+    longest stage counts.
     """
     least = ways.min()
     rows, begins = np.nonzero(ways <= least + _SLACK * (1 + abs(least)))

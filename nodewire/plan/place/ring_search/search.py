@@ -8,17 +8,21 @@ is guaranteed but that the ring is feasible; `bench.sim.place` says how far from
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import inf
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nodewire.errors import NoProvider
-from nodewire.plan.place.model import Ring
 from nodewire.plan.place.ring_search.arrays import link_ms, summed_ms
 from nodewire.plan.place.ring_search.moves import Moves, Way
 from nodewire.plan.place.ring_search.ring import Costs, Instance, along, costs, exact
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from nodewire.plan.place.model import Ring
 
 _SEEDS = 6
 _NEIGHBOURS = 40

@@ -1,5 +1,6 @@
-"""What is to be done in a training: the actions that follow from its state (`pending_actions.py`) and are begun by
-`driver.py`.
+"""What is to be done in a training.
+
+The actions follow from its state (`pending_actions.py`), and `driver.py` begins them.
 
 Two actions that are equal are one: what is under way is not begun again. So each says what it is of, and nothing else.
 """

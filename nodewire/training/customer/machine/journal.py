@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -35,6 +34,9 @@ from nodewire.training.customer.machine.events import (
     TrainingStart,
     WorkStart,
 )
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;

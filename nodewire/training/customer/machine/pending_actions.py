@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from nodewire.training.customer.machine import outer_step
 from nodewire.training.customer.machine.actions import (
     Action,
@@ -16,11 +18,13 @@ from nodewire.training.customer.machine.actions import (
     Publish,
     Undo,
 )
-from nodewire.training.customer.machine.state import State
 from nodewire.training.protocol.round import BALANCE, DEPOSIT
 
+if TYPE_CHECKING:
+    from nodewire.training.customer.machine.state import State
 
-def pending(state: State) -> list[Action]:
+
+def next_actions(state: State) -> list[Action]:
     """All that is to be done now, the present round first; what has been begun is still among it until it is done."""
     if state.spoilt is not None:
         # What a worker is busy with for the present round, a step that was bought among it, comes to its end before.

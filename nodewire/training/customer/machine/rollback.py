@@ -8,9 +8,12 @@ is late with something that never counts, and is judged, audited and paid as any
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from nodewire.training.customer.machine.events import StepCompletion, StepRollback
 from nodewire.training.customer.machine.state import Before, Outer, State, Work
+
+if TYPE_CHECKING:
+    from nodewire.training.customer.machine.events import StepCompletion, StepRollback
 
 Key = tuple[str, str]
 """Request and provider."""

@@ -7,6 +7,7 @@ may still count in `late_results`.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from nodewire.training.customer.machine.events import (
     ResultArrival,
@@ -16,8 +17,10 @@ from nodewire.training.customer.machine.events import (
     Worked,
     WorkStart,
 )
-from nodewire.training.customer.machine.state import Debt, State, Work
 from nodewire.training.customer.machine.throughput import forgotten, measured
+
+if TYPE_CHECKING:
+    from nodewire.training.customer.machine.state import Debt, State, Work
 
 
 def apply_event(event: Worked, work: Work, state: State) -> tuple[Work | None, State]:

@@ -1,6 +1,6 @@
 """A training as its customer sees it: the state of a pure machine, no I/O, no clock.
 
-`transitions.apply` takes note of what happened (`events.py`), `pending` says what is to be done now (`actions.py`).
+`transitions.apply` takes note of what happened (`events.py`). `next_actions` says what to do now (`actions.py`).
 Nothing else drives a training, so one that died goes on where its journal ends: the events are applied again, and what
 is pending is begun.
 
@@ -24,9 +24,10 @@ after it: the training goes back to before that step (`rollback`).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from nodewire.training.customer.machine.events import CiphertextRef, Contribution, Row
+if TYPE_CHECKING:
+    from nodewire.training.customer.machine.events import CiphertextRef, Contribution, Row
 
 Status = Literal["idle", "asked", "working", "delivered", "received", "accepted", "missed"]
 

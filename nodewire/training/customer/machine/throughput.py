@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from nodewire.training.customer.machine.events import Row
-from nodewire.training.customer.machine.state import State
+if TYPE_CHECKING:
+    from nodewire.training.customer.machine.events import Row
+    from nodewire.training.customer.machine.state import State
 
 KEPT = 256
 """Results by which patience goes; what is older says little of the machines that train now."""

@@ -5,23 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from statistics import median
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from nodewire.errors import NodewireError, TooLarge, Withheld
 from nodewire.nostr import event as events
-from nodewire.nostr.event import Event
 from nodewire.store.sealed_blobs import sealed_bytes
 from nodewire.training.customer.machine.events import AuditOutcome, ResultJudgement
 from nodewire.training.customer.market import results
-from nodewire.training.customer.market.context import Course
 from nodewire.training.customer.market.coordinator_client import LateResult, Past, Verdict
 from nodewire.training.protocol import audit as audits
 from nodewire.training.protocol import round_close
-from nodewire.training.protocol.audit import AuditAnswer, SnapshotCiphertext
 from nodewire.training.protocol.round import RoundTicket
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from pathlib import Path
+
+    from nodewire.nostr.event import Event
+    from nodewire.training.customer.market.context import Course
+    from nodewire.training.protocol.audit import AuditAnswer, SnapshotCiphertext
 
 log = logging.getLogger("nodewire.customer")
 

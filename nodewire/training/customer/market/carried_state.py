@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from nodewire.training.customer.machine.state import State
 from nodewire.training.protocol.recipe import NOTHING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nodewire.training.customer.machine.state import State
 
 
 def find_carried(state: State, dealt: Mapping[int, str], indices: Sequence[int]) -> dict[int, str]:

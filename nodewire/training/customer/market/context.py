@@ -6,21 +6,24 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from nodewire.nostr.event import Event as Answer
-from nodewire.training.customer.machine.events import Event
-from nodewire.training.customer.machine.journal import Journal
 from nodewire.training.customer.machine.state import State
 from nodewire.training.customer.machine.transitions import apply
-from nodewire.training.customer.market.coordinator_client import Coordinator
 from nodewire.training.customer.market.delivery_cache import Deliveries
-from nodewire.training.customer.market.round_request import Requests
-from nodewire.training.customer.market.session import TrainingSession
 from nodewire.training.customer.market.trainer_ads import Ads
 from nodewire.training.customer.policy.life_signs import LifeSigns
-from nodewire.training.customer.policy.payment_retry import PaymentWait
-from nodewire.training.protocol.recipe import Recipe
-from nodewire.training.protocol.result import Progress
+
+if TYPE_CHECKING:
+    from nodewire.nostr.event import Event as Answer
+    from nodewire.training.customer.machine.events import Event
+    from nodewire.training.customer.machine.journal import Journal
+    from nodewire.training.customer.market.coordinator_client import Coordinator
+    from nodewire.training.customer.market.round_request import Requests
+    from nodewire.training.customer.market.session import TrainingSession
+    from nodewire.training.customer.policy.payment_retry import PaymentWait
+    from nodewire.training.protocol.recipe import Recipe
+    from nodewire.training.protocol.result import Progress
 
 OnChange = Callable[[State, "Event | Progress | PaymentWait", str], None]
 """Told of every event, every progress and what the end waits for, with the provider that it is of ("" if none)."""
@@ -37,7 +40,7 @@ class TrainingOrder:
 
 
 class Course:
-    """`record` is the only way on; what is still to be done is what `pending` says of `state`."""
+    """`record` is the only way on; what is still to be done is what `next_actions` says of `state`."""
 
     def __init__(
         self,

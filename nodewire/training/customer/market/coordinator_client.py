@@ -8,23 +8,26 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from nodewire.errors import NodewireError, NotFound, WorkerFailed
-from nodewire.kind import SharedWorker, TaskSession
 from nodewire.protocol.model import inline_blob
 from nodewire.protocol.model.manifest import BlobRef
 from nodewire.protocol.tensors.frame import Array, Frame, Meta
 from nodewire.store import sealed_blobs
-from nodewire.store.blobs import Blobs
 from nodewire.training.customer.machine.events import CiphertextRef, Contribution
-from nodewire.training.protocol.audit import SnapshotCiphertext
-from nodewire.training.protocol.result import DeliveryDetails
 from nodewire.worker.blob_feed import feed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+
+    from nodewire.kind import SharedWorker, TaskSession
+    from nodewire.store.blobs import Blobs
+    from nodewire.training.protocol.audit import SnapshotCiphertext
+    from nodewire.training.protocol.result import DeliveryDetails
 
 TASK = "coordinator"
 _SESSION = "training"
@@ -81,8 +84,9 @@ class Coordinator:
         self._judging = asyncio.Lock()
 
     async def open(self, recipe: bytes, data: Path, shards: int, start: Path | None = None) -> None:
-        """Read the customer's data and split them, and `start`, the files that the recipe cites; weights are as before
-        the first round.
+        """Read the customer's data and split them, and `start`, the files that the recipe cites.
+
+        Weights are as before the first round.
         """
         program = self._folder / "recipe"
         program.write_bytes(recipe)
@@ -119,8 +123,9 @@ class Coordinator:
             yield
 
     async def restore(self, theta: CiphertextRef, round_: int) -> None:
-        """Go on with what was the weights, and the outer optimizer's momenta, before `round_`. What the worker knew of
-        that round and of later ones is forgotten.
+        """Go on with what was the weights, and the outer optimizer's momenta, before `round_`.
+
+        What the worker knew of that round and of later ones is forgotten.
 
         Raises:
             NotFound: the momenta are not in the training's folder any more.
@@ -160,16 +165,18 @@ class Coordinator:
         return bool(said[0].meta["fine"]), str(said[0].meta["reason"])
 
     async def judge(self, round_: int, waiting: Iterable[int]) -> dict[int, Verdict]:
-        """Of every result of the round by its shard: whether it is accepted, and if not, why. All but those that are
-        `waiting` were accepted before; they are there to compare with.
+        """Of every result of the round by its shard: whether it is accepted, and if not, why.
+
+        All but those that are `waiting` were accepted before; they are there to compare with.
         """
         meta: Meta = {"round": round_, "waiting": ",".join(map(str, waiting))}
         said = await self._session.receive(Frame("judge", 0, (), meta))
         return {int(one.meta["index"] or 0): _verdict(one) for one in said}
 
     async def judge_late(self, late: LateResult, index: int, theta: CiphertextRef, *, alone: bool = False) -> Verdict:
-        """Whether a late result is accepted, by the weights that its own round began with; `alone`: not beside others
-        of that number, which began with other weights.
+        """Whether a late result is accepted, by the weights that its own round began with.
+
+        `alone`: not beside others of that number, which began with other weights.
         """
         path = await self._blobs.get(BlobRef(sha256=theta.sha256, bytes=theta.bytes))
         async with self._judging:
@@ -255,8 +262,9 @@ class Coordinator:
         return loss
 
     def forget(self, oldest: int) -> None:
-        """Steps before that of round `oldest` are never undone. Momenta of the round before it stay: after a power
-        failure the journal may not know of the newest step.
+        """Steps before that of round `oldest` are never undone.
+
+        Momenta of the round before it stay: after a power failure the journal may not know of the newest step.
         """
         for path in self._folder.glob("momenta-*.safetensors"):
             number = path.stem.removeprefix("momenta-")

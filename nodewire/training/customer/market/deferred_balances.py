@@ -8,12 +8,15 @@ What the next weights wait for is audited at once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 from nodewire.training.customer.machine.actions import Action, Audit, Pay
-from nodewire.training.customer.machine.state import State
 from nodewire.training.protocol.round import BALANCE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.training.customer.machine.state import State
 
 AUDITS_TOGETHER = 2
 """Of one provider: what it shows it may have to compute again, one after the other, and in time."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from nodewire.core.bounded_dict import BoundedDict
 from nodewire.nostr import event as events
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip44
 from nodewire.training.protocol import result as delivery
 from nodewire.training.protocol.result import Delivery, DeliveryDetails
+
+if TYPE_CHECKING:
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
 
 MOST = 64
 """A result has up to 64 KB."""

@@ -6,10 +6,10 @@ import asyncio
 import secrets
 import time
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadCiphertext, BadHash, BadInput, NodewireError, TooLarge
 from nodewire.nostr import event as events
-from nodewire.protocol.model.manifest import BlobRef
 from nodewire.training.customer.machine import late_results, rollback, unresponsive
 from nodewire.training.customer.machine.events import (
     CiphertextRef,
@@ -21,13 +21,16 @@ from nodewire.training.customer.machine.events import (
     StepPublication,
 )
 from nodewire.training.customer.market import results
-from nodewire.training.customer.market.context import Course
 from nodewire.training.customer.market.round_request import StepInput
 from nodewire.training.customer.policy import expected_cost, provider_selection, result_deadline
 from nodewire.training.customer.policy.provider_selection import Exclusion
 from nodewire.training.protocol import outer_step
 from nodewire.training.protocol.outer_step import MAX_INPUTS, Input, OuterDelivery, OuterDeliveryDetails
-from nodewire.training.protocol.trainer_ad import Trainer
+
+if TYPE_CHECKING:
+    from nodewire.protocol.model.manifest import BlobRef
+    from nodewire.training.customer.market.context import Course
+    from nodewire.training.protocol.trainer_ad import Trainer
 
 
 async def here(course: Course, round_: int) -> bool:
@@ -91,8 +94,9 @@ def _used(course: Course, counted: Contribution, weight: int) -> StepInput:
 
 
 def _left_msat(course: Course, counted: tuple[Contribution, ...]) -> int:
-    """What the budget has left if the rounds to come cost as much as this one: no training ends for want of a step that
-    could be made here.
+    """What the budget has left if the rounds to come cost as much as this one.
+
+    No training ends for want of a step that could be made here.
     """
     rows = [course.state.debts[one.request, one.provider].row for one in counted]
     round_msat = sum(row.deposit_msat + row.balance_msat for row in rows)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import TYPE_CHECKING
 
 from nodewire.errors import LinkLost, NodewireError
 from nodewire.pay.accounts.debts import Key
 from nodewire.training.customer.machine.events import ResultPayment
-from nodewire.training.customer.market.context import Course
 from nodewire.training.protocol.round import DEPOSIT
+
+if TYPE_CHECKING:
+    from nodewire.training.customer.market.context import Course
 
 log = logging.getLogger("nodewire.customer")
 

@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadConfig, BadHash, BadInput, NodewireError, TooLarge
 from nodewire.nostr import event as events
 from nodewire.nostr.nips import nip44
-from nodewire.nostr.subscription import Subscription
 from nodewire.protocol import kinds
 from nodewire.protocol.job import feedback
 from nodewire.protocol.model.families import HEADER_BYTES
 from nodewire.store.sealed_blobs import sealed_bytes
 from nodewire.training.customer.machine.events import DepositRequest, ResultArrival, ResultReceipt, ShardLoss, WorkStart
-from nodewire.training.customer.market.context import Course
 from nodewire.training.customer.market.coordinator_client import LateResult
 from nodewire.training.protocol import outer_step
 from nodewire.training.protocol.audit import AuditAnswer
 from nodewire.training.protocol.result import Progress
 from nodewire.training.protocol.round import DEPOSIT
+
+if TYPE_CHECKING:
+    from nodewire.nostr.subscription import Subscription
+    from nodewire.training.customer.market.context import Course
 
 log = logging.getLogger("nodewire.customer")
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
+from typing import TYPE_CHECKING
 
 from nodewire.training.customer.machine.events import ClosePublication
-from nodewire.training.customer.market.context import Course
 from nodewire.training.protocol import round_close
 from nodewire.training.protocol.round_close import MAX_COUNTED, MAX_OTHERS, CountedResult
+
+if TYPE_CHECKING:
+    from nodewire.training.customer.market.context import Course
 
 
 async def close(course: Course, round_: int, undone: bool = False) -> None:

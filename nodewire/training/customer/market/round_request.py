@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from nodewire.errors import TooLarge
 from nodewire.nostr import event as events
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip13
 from nodewire.protocol import kinds
 from nodewire.protocol.model import inline_blob as inline
@@ -19,17 +17,24 @@ from nodewire.training.customer.machine.events import CiphertextRef, RequestPubl
 from nodewire.training.protocol import outer_step
 from nodewire.training.protocol import round as rounds
 from nodewire.training.protocol.outer_step import Input, Optimization, OuterTicket
-from nodewire.training.protocol.recipe import Recipe
 from nodewire.training.protocol.round import Round, RoundTicket, ShardAssignment, work_gflop
-from nodewire.training.protocol.trainer_ad import Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
+    from nodewire.training.protocol.recipe import Recipe
+    from nodewire.training.protocol.trainer_ad import Trainer
 
 _UNKNOWN = "0" * 64
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What one request says: the shards in ascending order, each with its provider; the steps that each provider makes;
-    the request before for all.
+    """What one request says: the shards in ascending order, each with its provider.
+
+    It says the steps that each provider makes, and the request before for all.
     """
 
     round: int
@@ -79,8 +84,9 @@ class Requests:
         start: CiphertextRef | None = None,
         inline_theta: bytes | None = None,
     ) -> tuple[RequestPublication, Event]:
-        """The signed request with the tickets that open it, and its event. `inline_theta` stands in it, if there is
-        room.
+        """The signed request with the tickets that open it, and its event.
+
+        `inline_theta` stands in it, if there is room.
         """
         recipe, assigned, tickets = self._recipe, [], []
         for index, provider in ask.dealt:

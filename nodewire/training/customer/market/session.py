@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from nodewire.config import CustomerConfig
 from nodewire.market import open_market
-from nodewire.nostr.keys import Keys
-from nodewire.nostr.pool import Pool
 from nodewire.pay import registry
-from nodewire.pay.accounts.debts import Debt, Key
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.accounts.payer import Payer, ZapTerms
 from nodewire.pay.lightning import lnurl
-from nodewire.store.blobs import Blobs
+
+if TYPE_CHECKING:
+    from contextlib import AsyncExitStack
+
+    from nodewire.config import CustomerConfig
+    from nodewire.nostr.keys import Keys
+    from nodewire.nostr.pool import Pool
+    from nodewire.pay.accounts.debts import Debt, Key
+    from nodewire.store.blobs import Blobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NodewireError, NoProvider, OverBudget
 from nodewire.nostr import event as events
@@ -16,9 +16,7 @@ from nodewire.protocol.model import inline_blob
 from nodewire.protocol.model.manifest import BlobRef
 from nodewire.training.customer.machine import unresponsive
 from nodewire.training.customer.machine.events import CiphertextRef, ResultTimeout, RoundQuorum, ShardLoss
-from nodewire.training.customer.machine.state import State
 from nodewire.training.customer.market import carried_state
-from nodewire.training.customer.market.context import Course
 from nodewire.training.customer.market.round_request import Ask
 from nodewire.training.customer.policy import (
     expected_cost,
@@ -29,7 +27,13 @@ from nodewire.training.customer.policy import (
 )
 from nodewire.training.customer.policy.provider_selection import Exclusion, Need, Speeds
 from nodewire.training.protocol import round as rounds
-from nodewire.training.protocol.trainer_ad import Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nodewire.training.customer.machine.state import State
+    from nodewire.training.customer.market.context import Course
+    from nodewire.training.protocol.trainer_ad import Trainer
 
 log = logging.getLogger("nodewire.customer")
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Mapping
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NodewireError, RelayRefused, TimedOut
-from nodewire.nostr.event import Event
 from nodewire.nostr.nips import nip40
 from nodewire.nostr.nips.nip01 import Filter, newest_first
-from nodewire.nostr.pool import Pool
-from nodewire.nostr.subscription import Subscription
 from nodewire.protocol import kinds
 from nodewire.training.protocol import trainer_ad
 from nodewire.training.protocol.trainer_ad import TOPIC, Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.pool import Pool
+    from nodewire.nostr.subscription import Subscription
 
 _FETCH_S = 10.0
 MAX_ADS = 16_384
@@ -37,8 +41,9 @@ class Ads:
         self._expires_s: dict[str, float] = {}
 
     async def now(self) -> Mapping[str, Trainer]:
-        """The newest ad of everybody, by public key; malformed and expired ones are left out. Another mapping once that
-        changes; an ad that is published again as it is changes nothing.
+        """The newest ad of everybody, by public key; malformed and expired ones are left out.
+
+        Another mapping once that changes; an ad that is published again as it is changes nothing.
 
         Raises:
             RelayRefused, TimedOut: no relay answers.

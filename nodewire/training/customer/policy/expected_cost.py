@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from nodewire.training.customer.machine.state import State
+if TYPE_CHECKING:
+    from nodewire.training.customer.machine.state import State
 
 _GOOD, _BAD = 2.0, 0.5
 MOST_TRIES = 7.0
@@ -29,8 +31,10 @@ class Record:
     """What the budget has for one shard's round: so much a failed try costs in time, whatever its price."""
 
     def cost_msat(self, provider: str, price_msat: int) -> float:
-        """The expected cost of a useful result: a failed try costs the price (deposit and time are lost), one of
-        somebody who is known to fail also the time of all others, in the customer's own terms.
+        """The expected cost of a useful result, in the customer's own terms.
+
+        A failed try costs the price (deposit and time are lost), one of somebody who is known to fail also the time of
+        all others.
         """
         tries = self.good[provider] + _GOOD
         lost = min(MOST_TRIES, (self.failed[provider] + _BAD) / tries)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
-from nodewire.nostr.pool import Pool
+if TYPE_CHECKING:
+    from nodewire.nostr.pool import Pool
 
 
 class LifeSigns:

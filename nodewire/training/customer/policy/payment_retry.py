@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from nodewire.training.customer.machine.state import State
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodewire.training.customer.machine.state import State
 
 UNPAYABLE_S = 90.0
 """For so long they are tried after the last one that got through; then they stay owed."""
@@ -23,8 +26,9 @@ class PaymentWait:
 
 
 def patience_s(state: State, refused: Mapping[str, bool]) -> float | None:
-    """None as long as anything else is to be done. `refused` are those whose payment has failed, and whether because
-    their endpoint takes no connection.
+    """None as long as anything else is to be done.
+
+    `refused` are those whose payment has failed, and whether because their endpoint takes no connection.
     """
     if not state.is_paid_for:
         return None
@@ -33,7 +37,7 @@ def patience_s(state: State, refused: Mapping[str, bool]) -> float | None:
     return min(REFUSED_S, UNPAYABLE_S) if is_refused else UNPAYABLE_S
 
 
-def waiting(state: State, refused: Mapping[str, bool]) -> PaymentWait | None:
+def payment_wait(state: State, refused: Mapping[str, bool]) -> PaymentWait | None:
     """What is waited for where nothing else is to be done; None if no payment of it has failed so far."""
     most_s = patience_s(state, refused)
     owed_msat: Counter[str] = Counter()

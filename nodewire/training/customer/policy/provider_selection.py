@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NodewireError
 from nodewire.nostr.nips import nip40
 from nodewire.nostr.nips.nip01 import Filter, newest_first
-from nodewire.nostr.pool import Pool
 from nodewire.protocol import kinds
 from nodewire.protocol.model.families import HEADER_BYTES
 from nodewire.store.sealed_blobs import sealed_bytes
-from nodewire.training.customer.policy.expected_cost import Record
 from nodewire.training.protocol import outer_step, trainer_ad
-from nodewire.training.protocol.recipe import Recipe
 from nodewire.training.protocol.round import MAX_ASSIGNED
 from nodewire.training.protocol.trainer_ad import TOPIC, Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from nodewire.nostr.pool import Pool
+    from nodewire.training.customer.policy.expected_cost import Record
+    from nodewire.training.protocol.recipe import Recipe
 
 _FETCH_S = 10.0
 DEARER = 1.5
@@ -125,8 +129,10 @@ def deal(
     speeds: Speeds = UNKNOWN_SPEEDS,
     exclusion: Exclusion = NOBODY,
 ) -> dict[int, str]:
-    """A provider for every shard, as far as some have room: the one that had it before, or whose useful results are
-    expected to cost least (`expected_cost`), the faster of equals.
+    """A provider for every shard, as far as some have room.
+
+    It is the one that had it before, or whose useful results are expected to cost least (`expected_cost`), the faster
+    of equals.
 
     Speed counts where the deadline does not allow for it, or as far as two cost the same. Who had a shard keeps it
     unless another is better by far.
@@ -231,8 +237,9 @@ def why_not(ad: Trainer, need: Need) -> str:
 
 
 def grouped(dealt: Mapping[int, str], last: Mapping[str, str]) -> list[tuple[str | None, Sequence[int]]]:
-    """Shards by request: in each a provider stands once, and all had the same request before (None for the new). There
-    are no more in one than it may have.
+    """Shards by request: in each a provider stands once, and all had the same request before (None for the new).
+
+    There are no more in one than it may have.
 
     A payment stands for one deposit: of a provider's shards the first follows its request before.
     """

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from statistics import median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 LEAST_S = 10.0
 _SPREADS = 6
@@ -33,8 +36,9 @@ def patience_s(took_ms: Sequence[int], deadline_s: int) -> float:
 
 
 def linger_s(took_ms: Sequence[int], deadline_s: int) -> float:
-    """Seconds from the round's first request on that the rest is waited for when enough results are there: 1.5 medians
-    + 3 median deviations, at least 0.5 s. One result is enough to go by.
+    """Seconds from the round's first request on that the rest is waited for when enough results are there.
+
+    They are 1.5 medians + 3 median deviations, at least 0.5 s. One result is enough to go by.
     """
     if not took_ms:
         return float(deadline_s)

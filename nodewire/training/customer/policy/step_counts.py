@@ -8,11 +8,14 @@ speed.)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from statistics import median, median_high, median_low
+from typing import TYPE_CHECKING
 
-from nodewire.training.protocol.recipe import Recipe
-from nodewire.training.protocol.trainer_ad import Trainer
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from nodewire.training.protocol.recipe import Recipe
+    from nodewire.training.protocol.trainer_ad import Trainer
 
 LEAST_SHARE = 8
 """Nobody gets less than this part of a round's steps, and nobody less than what is audited as one."""

@@ -6,11 +6,15 @@ only wants harm fails an audit with each, after a step was made of it and others
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from nodewire.training.customer.machine.state import State
 from nodewire.training.customer.machine.unresponsive import NO_ANSWER
-from nodewire.training.protocol.trainer_ad import Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodewire.training.customer.machine.state import State
+    from nodewire.training.protocol.trainer_ad import Trainer
 
 MOST_LOST = 8
 """A budget's part of this size may be lost to strangers."""
@@ -19,8 +23,9 @@ MOST_SILENT = 8
 
 
 def lost_msat(state: State) -> int:
-    """Deposits that were asked for, of work that is neither under way nor accepted; and what is owed, or was paid, for
-    work that began with weights of a step that was undone.
+    """Deposits that were asked for, of work that is neither under way nor accepted; and work of undone steps.
+
+    Of the latter counts what is owed, or was paid, for work that began with weights of a step that was undone.
     """
     open_ = {(work.request, work.provider) for work in (*state.works, *state.late)}
     open_.add((state.outer.request, state.outer.provider))
@@ -38,8 +43,10 @@ def lost_msat(state: State) -> int:
 
 
 def asked(market: Mapping[str, Trainer], state: State, budget_msat: int) -> Mapping[str, Trainer]:
-    """Whom a shard may be given to: once an eighth of the budget is lost, or too many have answered nothing, only those
-    whose work was accepted here, as soon as there are any.
+    """Whom a shard may be given to.
+
+    Once an eighth of the budget is lost, or too many have answered nothing, they are only those whose work was accepted
+    here, as soon as there are any.
     """
     known = {provider for (_, provider), debt in state.debts.items() if debt.balance != "none"} - state.banned
     silent = {provider for provider, reason in state.failures if reason == NO_ANSWER} - known

@@ -1,6 +1,7 @@
-"""The "auditor" of kinds 8840 and 8841: a training computed again from its transcript, round by round. Its `program` is
-the recipe; its weights files are the folder with the data that was trained on, and what the recipe's model starts from,
-as far as they are at hand.
+"""The "auditor" of kinds 8840 and 8841: a training computed again from its transcript, round by round.
+
+Its `program` is the recipe; its weights files are the folder with the data that was trained on, and what the recipe's
+model starts from, as far as they are at hand.
 
     begin*                       theta before the first round -> begun {initial}: whether the recipe begins with it
     own {index}                  -> owned {sha256}: of a shard of the data in the folder, which is used from now on
@@ -15,26 +16,30 @@ as far as they are at hand.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadFrame, BadInput, NodewireError
-from nodewire.kind import Params
 from nodewire.protocol.tensors.frame import Frame
 from nodewire.training.engine import data, sample_files, segments, state, validation
 from nodewire.training.engine.actors.pieces import HEADER_BYTES, IncomingBytes, Tensors, digest, micro, number
 from nodewire.training.engine.data import Shard
 from nodewire.training.engine.families import initial
-from nodewire.training.engine.families.weights import Batch
 from nodewire.training.engine.inner_loop import Trainer
 from nodewire.training.engine.models import initial_weights
-from nodewire.training.engine.state import State
 from nodewire.training.engine.sums import distance, norm
 from nodewire.training.engine.update import carried_state, compression, fragments, outer_step
 from nodewire.training.engine.update.carried_state import NOTHING, CarriedState
 from nodewire.training.protocol.initial_weights import find_weights as cited
-from nodewire.training.protocol.recipe import Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from nodewire.kind import Params
+    from nodewire.training.engine.families.weights import Batch
+    from nodewire.training.engine.state import State
+    from nodewire.training.protocol.recipe import Recipe
 
 
 class AuditorActor:
@@ -158,7 +163,7 @@ class AuditorActor:
         self, update: _Update, theta: State, leaves: tuple[bytes, ...], shard: Shard, begun: CarriedState | None
     ) -> Tensors:
         """Train all of it: where the end is other work, the first state that differs is where it began."""
-        recipe, other, begin = self._recipe, -1, carried_state.beginning(theta, begun)
+        recipe, other, begin = self._recipe, -1, carried_state.start_of_round(theta, begun)
         try:
             stretches = self._trainer.stretches(begin, shard, update.round, update.index, update.steps, since=theta)
             for at, done in enumerate(stretches):

@@ -1,5 +1,7 @@
-"""The "coordinator" of kinds 8840 and 8841, in the customer's own worker: a session is one training. Its `program` is
-the recipe; its weights files are the customer's folder of data and, where the recipe cites files, what it starts from.
+"""The "coordinator" of kinds 8840 and 8841, in the customer's own worker: a session is one training.
+
+Its `program` is the recipe; its weights files are the customer's folder of data and, where the recipe cites files, what
+it starts from.
 
     shard {index}         -> shard*              theta, momenta, start -> theta*, momenta*, start*
     model                 -> model {name}*       the files of a Hugging Face folder with what was trained
@@ -25,14 +27,10 @@ the recipe; its weights files are the customer's folder of data and, where the r
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadFrame, BadInput, NodewireError
-from nodewire.kind import Params
 from nodewire.protocol.tensors.frame import Frame, Meta
 from nodewire.training.engine import data, sample_files, segments, state, validation
 from nodewire.training.engine.actors.harm import Harm
@@ -48,16 +46,24 @@ from nodewire.training.engine.actors.pieces import (
     pieces,
 )
 from nodewire.training.engine.actors.provider_step import BoughtStep
-from nodewire.training.engine.data import Shard
 from nodewire.training.engine.families import initial
 from nodewire.training.engine.inner_loop import Trainer
 from nodewire.training.engine.models import directory, initial_weights
-from nodewire.training.engine.state import State
 from nodewire.training.engine.sums import distance, norm
 from nodewire.training.engine.update import carried_state, compression, fragments, outer_step
 from nodewire.training.engine.update.carried_state import NOTHING, CarriedState
 from nodewire.training.protocol import retention
-from nodewire.training.protocol.recipe import Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from nodewire.kind import Params
+    from nodewire.training.engine.data import Shard
+    from nodewire.training.engine.state import State
+    from nodewire.training.protocol.recipe import Recipe
 
 
 class CoordinatorActor:
@@ -297,8 +303,10 @@ class CoordinatorActor:
         return self._losses(fragments.step(self._recipe, round_, self._theta, self._momenta, results)[0])
 
     def _is_at_once(self, judgement: validation.Judgement) -> bool:
-        """Whether a result is not waited for to be audited: it is out of all proportion, and what its provider carries
-        from round to round is nothing, so that the shard's round can be trained here.
+        """Whether a result is not waited for to be audited.
+
+        It is out of all proportion, and what its provider carries from round to round is nothing, so that the shard's
+        round can be trained here.
         """
         return judgement.threat == "sure" and not self._recipe.compression.carries
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 
 from nodewire.errors import BadData, BadFrame, BadRecipe
 from nodewire.protocol.model.families import count
 from nodewire.training.engine import state
-from nodewire.training.engine.actors.pieces import Tensors
-from nodewire.training.engine.state import State
 from nodewire.training.protocol import initial_weights
-from nodewire.training.protocol.recipe import Recipe
+
+if TYPE_CHECKING:
+    from nodewire.training.engine.actors.pieces import Tensors
+    from nodewire.training.engine.state import State
+    from nodewire.training.protocol.recipe import Recipe
 
 
 class FrozenWeights:

@@ -1,17 +1,21 @@
-"""Results that come after their round's step, in the customer's worker: judged by the weights of their own round, and
-held until the next step, where they may count.
+"""Results that come after their round's step, in the customer's worker.
+
+They are judged by the weights of their own round, and held until the next step, where they may count.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadFrame, BadInput
 from nodewire.training.engine import state
 from nodewire.training.engine.actors.pieces import HEADER_BYTES, IncomingBytes, Tensors, number
-from nodewire.training.engine.state import State
 from nodewire.training.engine.update import carried_state, compression
-from nodewire.training.protocol.recipe import Recipe
+
+if TYPE_CHECKING:
+    from nodewire.training.engine.state import State
+    from nodewire.training.protocol.recipe import Recipe
 
 Key = tuple[str, int]
 """The request that it answers, and its shard."""

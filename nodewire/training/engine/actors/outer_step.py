@@ -8,16 +8,20 @@ after {what: theta | momenta}         -> after*
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadFrame, BadInput, Busy, NotFound
-from nodewire.kind import Limits, Params
 from nodewire.protocol.tensors.frame import Frame
 from nodewire.training.engine import state
 from nodewire.training.engine.actors.pieces import HEADER_BYTES, IncomingBytes, IncomingTensors, Pieces, Tensors, number
-from nodewire.training.engine.state import State
 from nodewire.training.engine.update import compression, fragments, outer_step, step_proof
 from nodewire.training.protocol.recipe import Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.kind import Limits, Params
+    from nodewire.training.engine.state import State
 
 MAX_SESSIONS = 2
 """Steps that are open at a time; a slot has one worker."""

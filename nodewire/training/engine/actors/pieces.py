@@ -1,5 +1,6 @@
-"""What training's workers say and hear beside tensors: bytes in frames of at most 1 MiB, `meta` says `end` in the last;
-numbers; losses in millionths.
+"""What training's workers say and hear beside tensors: bytes, numbers, losses in millionths.
+
+Bytes go in frames of at most 1 MiB; `meta` says `end` in the last.
 """
 
 from __future__ import annotations
@@ -88,8 +89,9 @@ def _bytes_of(frame: Tensors) -> memoryview:
 
 
 class Pieces(Sequence[Tensors]):
-    """Frames that are made when they are sent: of bytes where they stand, each of PIECE_BYTES, and what is said before
-    them. What the bytes belong to must stay as it is until then.
+    """Frames that are made when they are sent: of bytes where they stand, and what is said before them.
+
+    Each has PIECE_BYTES. What the bytes belong to must stay as it is until then.
     """
 
     def __init__(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadFrame, BadHash, BadInput, BadUpdate
 from nodewire.training.engine import state
 from nodewire.training.engine.actors.pieces import HEADER_BYTES, IncomingBytes, Tensors
-from nodewire.training.engine.state import State
 from nodewire.training.engine.update import fragments, outer_step, step_proof
-from nodewire.training.engine.update.aggregate import Results
-from nodewire.training.protocol.recipe import Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from nodewire.training.engine.state import State
+    from nodewire.training.engine.update.aggregate import Results
+    from nodewire.training.protocol.recipe import Recipe
 
 
 class BoughtStep:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from nodewire.training.engine.data import Shard
-from nodewire.training.protocol.recipe import Recipe
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nodewire.training.engine.data import Shard
+    from nodewire.training.protocol.recipe import Recipe
 
 
 class HeldShard:

@@ -15,10 +15,9 @@ reveal {segment, ms}  -> snapshot*: what the segment ended with, kept or compute
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadData, BadFrame, BadUpdate, Busy, NotFound
-from nodewire.kind import Limits, Params
 from nodewire.protocol.tensors.frame import Frame, Meta
 from nodewire.training.engine import data, segments, state
 from nodewire.training.engine.actors.frozen_weights import FrozenIn, FrozenWeights
@@ -26,12 +25,17 @@ from nodewire.training.engine.actors.pieces import HEADER_BYTES, IncomingTensors
 from nodewire.training.engine.actors.shard_cache import HeldShard
 from nodewire.training.engine.actors.trainer_model import LentTrainer
 from nodewire.training.engine.data import Shard
-from nodewire.training.engine.inner_loop import Snapshot, Stretch, Trainer
-from nodewire.training.engine.state import State
 from nodewire.training.engine.update import carried_state
-from nodewire.training.engine.update.carried_state import CarriedState
 from nodewire.training.protocol import recipe as recipes
 from nodewire.training.protocol.recipe import Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from nodewire.kind import Limits, Params
+    from nodewire.training.engine.inner_loop import Snapshot, Stretch, Trainer
+    from nodewire.training.engine.state import State
+    from nodewire.training.engine.update.carried_state import CarriedState
 
 MAX_SESSIONS = 4
 
@@ -235,7 +239,7 @@ class _ShardSession:
             if self._shard is None:
                 raise BadFrame("train", "theta and shard come first")
             self._running = self._trainer.stretches(
-                carried_state.beginning(self._theta, self._begun),
+                carried_state.start_of_round(self._theta, self._begun),
                 self._shard,
                 self._round,
                 self._index,
@@ -249,7 +253,7 @@ class _ShardSession:
         if done.update is not None:
             self._running = None
             samples = done.update.samples
-            sent, self._after = carried_state.sending(self._recipe, self._round, done.update.delta, self._begun)
+            sent, self._after = carried_state.send_as_tensors(self._recipe, self._round, done.update.delta, self._begun)
             self._has_trained = True
             self._release()
         said: Meta = {
@@ -285,4 +289,4 @@ class _ShardSession:
         assert self._theta is not None
         here = [*self._kept.values(), *([self._revealing] if self._revealing is not None else [])]
         near = max((kept for kept in here if kept.step <= step), key=lambda kept: kept.step, default=None)
-        return near or self._trainer.beginning(carried_state.beginning(self._theta, self._begun))
+        return near or self._trainer.beginning(carried_state.start_of_round(self._theta, self._begun))

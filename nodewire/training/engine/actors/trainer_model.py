@@ -1,12 +1,18 @@
-"""The Trainer of a trainer's worker: a model and its optimizer are built once for a training, and lent to session after
-session. Nothing of one round is in it for the next: a round begins by loading weights, and moments of zero.
+"""The Trainer of a trainer's worker.
+
+A model and its optimizer are built once for a training, and lent to session after session. Nothing of one round is in
+it for the next: a round begins by loading weights, and moments of zero.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from nodewire.training.engine.inner_loop import Trainer
-from nodewire.training.engine.state import State
-from nodewire.training.protocol.recipe import Recipe
+
+if TYPE_CHECKING:
+    from nodewire.training.engine.state import State
+    from nodewire.training.protocol.recipe import Recipe
 
 
 class LentTrainer:

@@ -7,7 +7,7 @@ that buffer whatever the number of tensors. A new family adds its file here and 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,8 +17,12 @@ from nodewire.protocol.model.families import Cnn, Decoder, Encoder, Linear, Mlp,
 from nodewire.training.engine import draw
 from nodewire.training.engine.families import classifier, decoder, encoder
 from nodewire.training.engine.families.weights import Batch, Model, Weights
-from nodewire.training.engine.state import State
-from nodewire.training.protocol.recipe import Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodewire.training.engine.state import State
+    from nodewire.training.protocol.recipe import Recipe
 
 __all__ = ["Batch", "Model", "build", "hidden_matrices", "initial"]
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from nodewire.protocol.model.families import Cnn, Linear, Mlp
-from nodewire.training.engine.families.weights import Apply, Batch, Weights
+
+if TYPE_CHECKING:
+    from nodewire.training.engine.families.weights import Apply, Batch, Weights
 
 _ACTIVATIONS: dict[str, Apply] = {"relu": F.relu, "gelu": F.gelu, "tanh": torch.tanh}
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nodewire.protocol.model.families import Decoder
-from nodewire.training.engine.families.weights import Batch, Weights
+if TYPE_CHECKING:
+    from nodewire.protocol.model.families import Decoder
+    from nodewire.training.engine.families.weights import Batch, Weights
 
 
 class DecoderModel:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from nodewire.errors import BadInput, BadTask, NotFound
 from nodewire.gguf import model as gguf
@@ -21,8 +20,12 @@ from nodewire.protocol.model.manifest import BlobRef
 from nodewire.training.engine import state
 from nodewire.training.engine.models import initial_weights as starts
 from nodewire.training.engine.models import vocabulary
-from nodewire.training.engine.state import State
-from nodewire.training.protocol.recipe import Recipe
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nodewire.training.engine.state import State
+    from nodewire.training.protocol.recipe import Recipe
 
 WEIGHTS, CONFIG, TOKENIZER, RECIPE = "model.safetensors", "config.json", "tokenizer.json", "recipe.json"
 

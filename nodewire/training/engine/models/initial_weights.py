@@ -8,20 +8,23 @@ size is checked before memory is taken.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from nodewire.errors import BadHash, BadInput, NotFound, TooLarge
 from nodewire.gguf import model as gguf
 from nodewire.llm.checkpoint.checkpoint import open_checkpoint
 from nodewire.protocol.model.manifest import BlobRef
 from nodewire.training.engine import state
-from nodewire.training.engine.state import State
 from nodewire.training.protocol import initial_weights
-from nodewire.training.protocol.recipe import Recipe
 from nodewire.weights.directory import stored_tensors
 from nodewire.weights.tensorfile import StoredTensor, read_header
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from nodewire.training.engine.state import State
+    from nodewire.training.protocol.recipe import Recipe
 
 TOKENIZER = "tokenizer.json"
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from nodewire.errors import BadInput
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 END = "<|endoftext|>"
 """The token of id 0 of a learned vocabulary: it stands between texts and ends a generation."""

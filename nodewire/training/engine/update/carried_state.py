@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from nodewire.errors import BadData, BadHash, BadUpdate, Withheld
 from nodewire.training.engine import state
-from nodewire.training.engine.state import State
 from nodewire.training.engine.update import compression, fragments
 from nodewire.training.protocol import recipe as recipes
-from nodewire.training.protocol.recipe import Recipe
+
+if TYPE_CHECKING:
+    from nodewire.training.engine.state import State
+    from nodewire.training.protocol.recipe import Recipe
 
 NOTHING = bytes.fromhex(recipes.NOTHING)
 """What is committed to where nothing is carried."""
@@ -123,7 +126,7 @@ def check_residual(carried: CarriedState | None, before: bytes, recipe: Recipe) 
             raise BadUpdate(f"carried.residual.{name}", "more than packing can lose")
 
 
-def beginning(theta: State, carried: CarriedState | None) -> State:
+def start_of_round(theta: State, carried: CarriedState | None) -> State:
     """Where a provider's round begins."""
     if carried is None or carried.drift is None:
         return theta
@@ -137,11 +140,11 @@ def moved(theta: State, end: State) -> State:
 
 def send(recipe: Recipe, round: int, delta: State, carried: CarriedState | None) -> tuple[bytes, CarriedState | None]:
     """The packed update of a round, and what is carried from it. Raises BadUpdate as `compression.pack`."""
-    sent, after = sending(recipe, round, delta, carried)
+    sent, after = send_as_tensors(recipe, round, delta, carried)
     return state.pack(sent), after
 
 
-def sending(
+def send_as_tensors(
     recipe: Recipe, round: int, delta: State, carried: CarriedState | None
 ) -> tuple[State, CarriedState | None]:
     """`send`, but the update as the tensors of its file; they may be those of `delta`."""

@@ -22,18 +22,22 @@ and of the rest in 2 bits: Sarfi et al. 2025, arXiv 2508.15706.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
 from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from nodewire.errors import BadData, BadUpdate, TooLarge
-from nodewire.protocol.model.families import Shapes
 from nodewire.training.engine import state
-from nodewire.training.engine.state import State
 from nodewire.training.engine.sums import fold
-from nodewire.training.protocol.recipe import Compression
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from nodewire.protocol.model.families import Shapes
+    from nodewire.training.engine.state import State
+    from nodewire.training.protocol.recipe import Compression
 
 LARGEST = 2.0**64
 _SMALLEST = 2.0**-126

@@ -13,15 +13,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from nodewire.protocol.model.families import Shapes
-from nodewire.training.engine.state import State
 from nodewire.training.engine.update import outer_step
-from nodewire.training.engine.update.aggregate import Results
-from nodewire.training.protocol.recipe import Recipe
+
+if TYPE_CHECKING:
+    from nodewire.protocol.model.families import Shapes
+    from nodewire.training.engine.state import State
+    from nodewire.training.engine.update.aggregate import Results
+    from nodewire.training.protocol.recipe import Recipe
 
 Spans = Mapping[str, tuple[tuple[int, int], ...]]
 

@@ -13,15 +13,18 @@ float32 once, at the end.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from nodewire.errors import BadUpdate
-from nodewire.training.engine.state import State
 from nodewire.training.engine.update import aggregate
-from nodewire.training.engine.update.aggregate import Results
 from nodewire.training.protocol.recipe import MAX_SAMPLES, Outer
+
+if TYPE_CHECKING:
+    from nodewire.training.engine.state import State
+    from nodewire.training.engine.update.aggregate import Results
 
 
 def start(rule: Outer, theta: State) -> State:
@@ -82,8 +85,9 @@ def step(
 
 
 def length(rule: Outer, results: Results) -> float:
-    """What the aggregate is multiplied by: the root of the share that has come of the rule's `shards`, by weights, so
-    that a step of few results is no noisier than one of all. 1 at most, and for a rule without `shards`.
+    """What the aggregate is multiplied by: the root of the share that has come of the rule's `shards`, by weights.
+
+    So a step of few results is no noisier than one of all. 1 at most, and for a rule without `shards`.
     """
     if not rule.shards:
         return 1.0

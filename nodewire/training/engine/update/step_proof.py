@@ -11,17 +11,21 @@ piece is made again from the same piece of everything before, and equals what wa
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from nodewire.protocol.encoding import merkle
 from nodewire.training.engine import draw
-from nodewire.training.engine.state import State
 from nodewire.training.engine.update import outer_step
-from nodewire.training.engine.update.aggregate import Results
-from nodewire.training.protocol.recipe import Outer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from nodewire.training.engine.state import State
+    from nodewire.training.engine.update.aggregate import Results
+    from nodewire.training.protocol.recipe import Outer
 
 PIECE = 65_536
 """Numbers that a leaf is of."""

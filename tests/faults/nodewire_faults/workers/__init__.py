@@ -1,1 +1,1 @@
-"""Worker entries, one for each cheat."""
+"""Worker entries: one for each cheat of the worker, and one for all cheats of the daemon."""

@@ -39,7 +39,7 @@ from nodewire.training.customer.machine.events import (
     WorkStart,
 )
 from nodewire.training.customer.machine.journal import Journal
-from nodewire.training.customer.machine.pending_actions import pending
+from nodewire.training.customer.machine.pending_actions import next_actions
 from nodewire.training.customer.machine.state import State
 from nodewire.training.customer.machine.transitions import apply
 from nodewire.training.protocol.round import BALANCE, DEPOSIT
@@ -85,36 +85,36 @@ def bought(state: State) -> StepCompletion:
 
 def test_a_step_is_bought_once_all_results_are_accepted_and_paid_when_it_was_checked():
     state = after(*ROUND)
-    assert pending(state) == [BuyStep(0)]
+    assert next_actions(state) == [BuyStep(0)]
     state = apply(published(), state)
-    assert (pending(state), state.committed_msat) == ([Call("s0", "oona")], 200 + 100)
+    assert (next_actions(state), state.committed_msat) == ([Call("s0", "oona")], 200 + 100)
     state = apply(DepositRequest("s0", "oona"), state)
-    assert pending(state) == [AwaitStep("s0", "oona"), Pay("s0", "oona", DEPOSIT)]
+    assert next_actions(state) == [AwaitStep("s0", "oona"), Pay("s0", "oona", DEPOSIT)]
     state = after(ResultPayment("s0", "oona", DEPOSIT, 25, 0), ResultArrival("s0", "oona", "{r}", 70), state=state)
-    assert pending(state) == [CheckStep("s0", "oona")]
+    assert next_actions(state) == [CheckStep("s0", "oona")]
     state = apply(bought(state), state)
-    assert pending(state) == [Publish(1, (0, 1)), Pay("s0", "oona", BALANCE)]
+    assert next_actions(state) == [Publish(1, (0, 1)), Pay("s0", "oona", BALANCE)]
     assert (state.round, state.theta, state.outer.momenta, state.losses) == (1, OTHER, OTHER, (5,))
     assert state.debts["s0", "oona"].result == "{r}"
     paid = apply(ResultPayment("s0", "oona", BALANCE, 75, 0), state)
-    assert pending(paid) == [Publish(1, (0, 1))]
+    assert next_actions(paid) == [Publish(1, (0, 1))]
     assert paid.committed_msat == 150 + 100
 
 
 def test_it_is_not_asked_for_while_an_audit_may_take_a_result_away():
     state = after(OPENED, StepOwnerChange(True), ASKED, *accepted("ada", "r0", audit=True), *accepted("bea", "r0"))
-    assert pending(state) == [Close(0)]
+    assert next_actions(state) == [Close(0)]
     state = apply(ClosePublication(0, "c0", "{}", (("r0", "ada"),)), state)
-    assert pending(state) == [Audit("r0", "ada")]
-    assert BuyStep(0) in pending(apply(AuditOutcome("r0", "ada", True, ""), state))
-    assert Publish(0, (0,)) in pending(apply(AuditOutcome("r0", "ada", False, "other work"), state))
+    assert next_actions(state) == [Audit("r0", "ada")]
+    assert BuyStep(0) in next_actions(apply(AuditOutcome("r0", "ada", True, ""), state))
+    assert Publish(0, (0,)) in next_actions(apply(AuditOutcome("r0", "ada", False, "other work"), state))
 
 
 @pytest.mark.parametrize("here", [False, True])
 def test_steps_are_made_here_by_whoever_does_not_buy_them_or_finds_nobody(here):
     events = [event for event in ROUND if here or not isinstance(event, StepOwnerChange)]
     state = after(*events, *([LocalStepChoice(0, "nobody")] if here else []))
-    assert pending(state) == [Step(0)]
+    assert next_actions(state) == [Step(0)]
     state = apply(StepCompletion(0, 5, OTHER, late_results.counted(state)), state)
     assert (state.round, state.outer.momenta, state.outer.here) == (1, None, False)
 
@@ -122,7 +122,7 @@ def test_steps_are_made_here_by_whoever_does_not_buy_them_or_finds_nobody(here):
 def test_a_wrong_step_is_not_paid_and_who_made_it_is_asked_for_nothing_more():
     state = after(published(), DepositRequest("s0", "oona"), ResultArrival("s0", "oona", "{}", 70), state=after(*ROUND))
     state = apply(ResultJudgement("s0", "oona", False, "bad-update"), state)
-    assert pending(state) == [BuyStep(0), Pay("s0", "oona", DEPOSIT)]
+    assert next_actions(state) == [BuyStep(0), Pay("s0", "oona", DEPOSIT)]
     assert state.debts["s0", "oona"].balance == "none"
     assert state.banned == {"oona"} and state.failures == (("oona", "bad-update"),)
 
@@ -130,11 +130,11 @@ def test_a_wrong_step_is_not_paid_and_who_made_it_is_asked_for_nothing_more():
 def test_who_fails_is_not_asked_again_in_this_round_and_after_three_it_is_made_here():
     state = after(*ROUND)
     for number, provider in enumerate(("oona", "pia", "quin")):
-        assert pending(state) == [BuyStep(0)]
+        assert next_actions(state) == [BuyStep(0)]
         state = apply(published(f"s{number}", provider), state)
         state = apply(ShardLoss(f"s{number}", provider, "no answer"), state)
         assert provider in state.outer.lost_by
-    assert pending(state) == [Step(0)]
+    assert next_actions(state) == [Step(0)]
     state = apply(StepCompletion(0, 5, OTHER, late_results.counted(state)), state)
     assert (state.outer.lost_by, state.banned) == (frozenset(), frozenset())
 
@@ -147,10 +147,10 @@ def test_while_a_step_is_under_way_no_result_that_it_is_made_of_is_replaced():
     state = replace(state, debts={**state.debts, ("old", "ada"): replace(debt, balance="held")})
     state = apply(AuditOutcome("old", "ada", False, "other work"), state)
     assert [work.status for work in state.works] == ["idle", "accepted"]
-    assert pending(state) == [AwaitStep("s0", "oona")]
+    assert next_actions(state) == [AwaitStep("s0", "oona")]
     # What was asked for is right, and paid, though another has to be made.
     state = after(ResultArrival("s0", "oona", "{}", 7), ResultJudgement("s0", "oona", True, "found out"), state=state)
-    assert pending(state) == [Publish(0, (0,)), Pay("s0", "oona", BALANCE)]
+    assert next_actions(state) == [Publish(0, (0,)), Pay("s0", "oona", BALANCE)]
 
 
 def test_words_that_come_twice_or_late_change_nothing():

@@ -28,7 +28,7 @@ from nodewire.training.customer.machine.events import (
     TrainingStart,
     WorkStart,
 )
-from nodewire.training.customer.machine.pending_actions import pending
+from nodewire.training.customer.machine.pending_actions import next_actions
 from nodewire.training.customer.machine.state import State
 from nodewire.training.customer.machine.transitions import apply
 from nodewire.training.customer.policy import stranger_budget
@@ -114,7 +114,7 @@ def test_what_failed_is_made_again_by_another_and_what_came_since_is_owed():
     )
     # Nothing else of ada's is audited any more, so all of it that counted has to go.
     assert state.spoilt == 0
-    assert pending(state) == [Undo(0), Audit("r0-0", "bea"), Audit("r1-0", "bea")]
+    assert next_actions(state) == [Undo(0), Audit("r0-0", "bea"), Audit("r1-0", "bea")]
     event = StepRollback(0, rollback.culprits(state, 0))
     assert event.failed == (("r0-0", "ada"), ("r1-0", "ada"))
     state = after(state, event)
@@ -129,7 +129,7 @@ def test_what_failed_is_made_again_by_another_and_what_came_since_is_owed():
         ("r2", "bea"),
     ]
     assert state.debts["r2", "bea"].theta == theta(2)
-    assert pending(state) == [
+    assert next_actions(state) == [
         Publish(0, (0,)),
         Await("r2", "bea", late=True),
         Audit("r0-0", "bea"),
@@ -138,14 +138,14 @@ def test_what_failed_is_made_again_by_another_and_what_came_since_is_owed():
     assert apply(event, state) is state
     # What comes of it is judged, closed, audited and paid beside the rounds, and is no part of them.
     state = after(state, ResultArrival("r2", "bea", "{}", 900))
-    assert Fetch("r2", "bea") in pending(state)
+    assert Fetch("r2", "bea") in next_actions(state)
     state = after(state, ResultReceipt("r2", "bea"))
-    assert Judge(2, (("r2", "bea"),)) in pending(state)
+    assert Judge(2, (("r2", "bea"),)) in next_actions(state)
     state = after(state, *accepted("r2", "bea"))
-    assert state.late == () and Close(2, True) in pending(state)
+    assert state.late == () and Close(2, True) in next_actions(state)
     assert state.unclosed(2) == () and state.unclosed(2, True) == (("r2", "bea"),)
     state = after(state, ClosePublication(2, "c2", "{}", (("r2", "bea"),)), AuditOutcome("r2", "bea", True, ""))
-    assert Pay("r2", "bea", BALANCE) in pending(state)
+    assert Pay("r2", "bea", BALANCE) in next_actions(state)
     state = after(state, ResultPayment("r2", "bea", BALANCE, 100, 0))
     assert state.debts["r2", "bea"].balance == "paid" and state.round == 0
 
@@ -156,7 +156,7 @@ def test_a_failed_audit_of_what_counts_in_no_step_undoes_nothing():
     state = after(
         state, ClosePublication(1, "c1", "{}", (("r1", "cyd"), ("r1", "dan"))), AuditOutcome("r1", "cyd", False, "")
     )
-    assert state.spoilt is None and pending(state)[0] == Publish(1, (0,))
+    assert state.spoilt is None and next_actions(state)[0] == Publish(1, (0,))
     assert apply(StepRollback(0), state) is state
 
 
@@ -188,11 +188,11 @@ def test_a_bought_step_comes_to_its_end_before_it_is_gone_back():
     counted = late_results.counted(state)
     state = after(state, StepPublication(1, "s1", "{}", row(-1, "eve"), counted, None), WorkStart("s1", "eve"))
     state = after(state, AuditOutcome("r0-0", "ada", False, "other work"))
-    assert not any(isinstance(action, Undo) for action in pending(state))
+    assert not any(isinstance(action, Undo) for action in next_actions(state))
     state = after(
         state, ResultArrival("s1", "eve", "{}", 900), StepCompletion(1, 5, theta(2), counted, "s1", "eve", BLOB)
     )
-    assert pending(state)[0] == Undo(0)
+    assert next_actions(state)[0] == Undo(0)
     state = after(state, StepRollback(0))
     assert state.outer.momenta is None and state.debts["s1", "eve"].balance == "owed"
 
@@ -209,9 +209,9 @@ def test_it_can_be_gone_back_only_as_far_as_audits_are_open():
 def test_no_more_rounds_are_kept_than_audits_are_waited_for(kept):
     state = opened(kept=kept)
     for _ in range(kept):
-        assert any(isinstance(action, Publish) for action in pending(state))
+        assert any(isinstance(action, Publish) for action in next_actions(state))
         state = stepped(state)
-    assert not any(isinstance(action, Publish) for action in pending(state)) and len(state.past) == kept
+    assert not any(isinstance(action, Publish) for action in next_actions(state)) and len(state.past) == kept
 
 
 def test_a_history_has_the_points_of_what_was_not_undone_and_the_money_of_all():

@@ -46,7 +46,7 @@ from nodewire.training.customer.machine.events import (
     WorkStart,
 )
 from nodewire.training.customer.machine.journal import Journal
-from nodewire.training.customer.machine.pending_actions import pending
+from nodewire.training.customer.machine.pending_actions import next_actions
 from nodewire.training.customer.machine.state import State
 from nodewire.training.customer.machine.transitions import apply
 from nodewire.training.customer.policy import result_deadline
@@ -76,29 +76,29 @@ def delivered(request: str, provider: str) -> list[Event]:
 
 def test_what_is_pending_follows_a_shard_through_its_round():
     state = after()
-    assert pending(state) == [Publish(0, (0, 1))]
+    assert next_actions(state) == [Publish(0, (0, 1))]
     state = after(ASKED, state=state)
-    assert pending(state) == [Call("r0", "ada"), Call("r0", "bea")]
+    assert next_actions(state) == [Call("r0", "ada"), Call("r0", "bea")]
     state = after(DepositRequest("r0", "ada"), WorkStart("r0", "bea"), state=state)
-    assert pending(state) == [Await("r0", "ada"), Await("r0", "bea"), Pay("r0", "ada", DEPOSIT)]
+    assert next_actions(state) == [Await("r0", "ada"), Await("r0", "bea"), Pay("r0", "ada", DEPOSIT)]
     state = after(ResultPayment("r0", "ada", DEPOSIT, 25, 1), ResultArrival("r0", "ada", "{}", 900), state=state)
-    assert pending(state) == [Fetch("r0", "ada"), Await("r0", "bea")]
+    assert next_actions(state) == [Fetch("r0", "ada"), Await("r0", "bea")]
     state = after(ResultReceipt("r0", "ada"), *delivered("r0", "bea"), state=state)
-    assert pending(state) == [Judge(0, (("r0", "ada"), ("r0", "bea")))]
+    assert next_actions(state) == [Judge(0, (("r0", "ada"), ("r0", "bea")))]
     state = after(ResultJudgement("r0", "ada", True, ""), ResultJudgement("r0", "bea", True, ""), state=state)
-    assert pending(state) == [Step(0), Pay("r0", "ada", BALANCE), Pay("r0", "bea", BALANCE)]
+    assert next_actions(state) == [Step(0), Pay("r0", "ada", BALANCE), Pay("r0", "bea", BALANCE)]
     state = after(StepCompletion(0, 1_000_000, BLOB), state=state)
-    assert pending(state) == [Publish(1, (0, 1)), Pay("r0", "ada", BALANCE), Pay("r0", "bea", BALANCE)]
+    assert next_actions(state) == [Publish(1, (0, 1)), Pay("r0", "ada", BALANCE), Pay("r0", "bea", BALANCE)]
     assert state.paid_last == {"ada": "r0", "bea": "r0"}
 
 
 def test_who_is_rejected_or_lost_is_replaced_and_not_paid():
     state = after(ASKED, *delivered("r0", "ada"), ShardLoss("r0", "bea", "no answer"))
-    assert pending(state) == [Publish(0, (1,))]
+    assert next_actions(state) == [Publish(0, (1,))]
     assert state.works[1].excluded == {"bea"}
     state = after(RequestPublication(0, "r1", "{}", (row(1, "cyd"),)), *delivered("r1", "cyd"), state=state)
     state = after(ResultJudgement("r0", "ada", False, "gain"), ResultJudgement("r1", "cyd", True, ""), state=state)
-    assert pending(state) == [Publish(0, (0,)), Pay("r1", "cyd", BALANCE)]
+    assert next_actions(state) == [Publish(0, (0,)), Pay("r1", "cyd", BALANCE)]
     assert state.failures == (("bea", "no answer"), ("ada", "gain"))
     assert state.debts["r0", "ada"].balance == "none"
     assert state.committed_msat == 100
@@ -119,12 +119,12 @@ def test_a_round_is_closed_once_before_anything_of_it_is_audited():
     opened = apply(TrainingStart(4, (BLOB, BLOB), BLOB), State())
     *events, closed, stepped = audited("ada", "bea", number=0)
     state = after(*events[:-1], state=opened)
-    assert pending(state) == [Judge(0, (("r0", "bea"),))]
+    assert next_actions(state) == [Judge(0, (("r0", "bea"),))]
     state = after(events[-1], state=state)
-    assert pending(state) == [Step(0), Close(0)]
-    assert Close(0) in pending(after(stepped, state=state))
+    assert next_actions(state) == [Step(0), Close(0)]
+    assert Close(0) in next_actions(after(stepped, state=state))
     state = after(closed, state=state)
-    assert pending(state) == [Step(0), Audit("r0", "ada"), Audit("r0", "bea")]
+    assert next_actions(state) == [Step(0), Audit("r0", "ada"), Audit("r0", "bea")]
     assert apply(replace(closed, close="c9"), state) is state
     state = after(AuditOutcome("r0", "ada", True, ""), state=state)
     assert list(state.closes) == ["c0"]
@@ -135,10 +135,10 @@ def test_a_balance_waits_for_its_audit_and_rounds_for_those_of_the_round_before_
     opened = apply(TrainingStart(4, (BLOB, BLOB), BLOB), State())
     state = after(*audited("ada", "bea", number=0), *audited("ada", "bea", number=1), state=opened)
     audits = [Audit(request, provider) for request in ("r0", "r1") for provider in ("ada", "bea")]
-    assert pending(state) == audits
+    assert next_actions(state) == audits
     state = after(AuditOutcome("r0", "ada", True, ""), AuditOutcome("r0", "bea", True, ""), state=state)
-    assert pending(state)[0] == Publish(2, (0, 1))
-    assert Pay("r0", "ada", BALANCE) in pending(state)
+    assert next_actions(state)[0] == Publish(2, (0, 1))
+    assert Pay("r0", "ada", BALANCE) in next_actions(state)
 
 
 def test_who_fails_an_audit_loses_all_that_waits_for_one_and_what_it_is_at():
@@ -148,7 +148,7 @@ def test_who_fails_an_audit_loses_all_that_waits_for_one_and_what_it_is_at():
         RequestPublication(1, "r1", "{}", (row(0, "ada"), row(1, "bea"))), *delivered("r1", "ada"), state=state
     )
     state = after(AuditOutcome("r0", "ada", False, "other work"), state=state)
-    assert pending(state) == [Publish(1, (0,)), Call("r1", "bea"), Audit("r0", "bea")]
+    assert next_actions(state) == [Publish(1, (0,)), Call("r1", "bea"), Audit("r0", "bea")]
     assert state.works[0].excluded == {"ada"}
     assert apply(AuditOutcome("r0", "ada", True, ""), state) is state
 
@@ -183,20 +183,20 @@ def test_a_round_is_stepped_without_who_takes_long_once_enough_are_there():
     )
     assert apply(RoundQuorum(0), state) is state  # too early
     state = after(*delivered("r0", "cyd"), state=state)
-    assert pending(state) == [Await("r0", "ada"), Linger(0)]
+    assert next_actions(state) == [Await("r0", "ada"), Linger(0)]
     state = after(RoundQuorum(0), state=state)
-    assert pending(state) == [Judge(0, (("r0", "bea"), ("r0", "cyd"))), Await("r0", "ada", late=True)]
+    assert next_actions(state) == [Judge(0, (("r0", "bea"), ("r0", "cyd"))), Await("r0", "ada", late=True)]
     rejected = after(ResultJudgement("r0", "bea", True, ""), ResultJudgement("r0", "cyd", False, "norm"), state=state)
-    assert pending(rejected)[0] == Publish(0, (2,))  # ada's shard stays missed
+    assert next_actions(rejected)[0] == Publish(0, (2,))  # ada's shard stays missed
     state = after(ResultJudgement("r0", "bea", True, ""), ResultJudgement("r0", "cyd", True, ""), state=state)
-    assert pending(state)[0] == Step(0)
+    assert next_actions(state)[0] == Step(0)
     counted = late_results.counted(state)
     assert [(one.index, one.round, one.steps) for one in counted] == [(1, 0, 20), (2, 0, 20)]
     # In the next round it comes, is judged by its own round's weights, counts and is paid.
     state = after(StepCompletion(0, 1, BLOB, counted), *delivered("r0", "ada"), state=state)
-    assert Judge(0, (("r0", "ada"),)) in pending(state)
+    assert Judge(0, (("r0", "ada"),)) in next_actions(state)
     state = after(ResultJudgement("r0", "ada", True, ""), state=state)
-    assert Pay("r0", "ada", BALANCE) in pending(state)
+    assert Pay("r0", "ada", BALANCE) in next_actions(state)
     assert [(one.index, one.round) for one in late_results.counted(state)] == [(0, 0)]
 
 
@@ -219,7 +219,7 @@ def late_one(rounds: int, **opened: object) -> State:
 def test_a_late_result_counts_once_or_not_at_all_and_is_paid_anyway(rounds, late, counts):
     state = after(ResultJudgement("r0", "ada", True, ""), state=late_one(rounds, late=late))
     assert bool([one for one in late_results.counted(state) if one.provider == "ada"]) == counts
-    assert Pay("r0", "ada", BALANCE) in pending(state)
+    assert Pay("r0", "ada", BALANCE) in next_actions(state)
     assert bool(state.late) == counts
 
 
@@ -227,11 +227,11 @@ def test_a_late_result_does_not_count_beside_the_one_that_replaced_it():
     state = apply(TrainingStart(2, (BLOB,), BLOB, late=True), State())
     state = after(RequestPublication(0, "r0", "{}", (row(0, "ada"),)), WorkStart("r0", "ada"), state=state)
     state = after(ResultTimeout("r0", "ada", "slow"), state=state)
-    assert pending(state) == [Publish(0, (0,)), Await("r0", "ada", late=True)]
+    assert next_actions(state) == [Publish(0, (0,)), Await("r0", "ada", late=True)]
     assert state.works[0].excluded == {"ada"}
     state = after(RequestPublication(0, "r1", "{}", (row(0, "bea"),)), *delivered("r1", "bea"), state=state)
     state = after(*delivered("r0", "ada"), ResultJudgement("r1", "bea", True, ""), state=state)
-    assert pending(state)[0] == Step(0)  # a late one is judged when its round is over
+    assert next_actions(state)[0] == Step(0)  # a late one is judged when its round is over
     state = after(
         StepCompletion(0, 1, BLOB, late_results.counted(state)), ResultJudgement("r0", "ada", True, ""), state=state
     )
@@ -244,10 +244,10 @@ def test_who_was_given_up_and_delivers_before_another_has_its_shard_is_taken_bac
     state = after(RequestPublication(0, "r0", "{}", (row(0, "ada"),)), WorkStart("r0", "ada"), state=state)
     state = after(ResultTimeout("r0", "ada", "slow"), ResultArrival("r0", "ada", "{}", 900), state=state)
     assert state.late == ()
-    assert pending(state) == [Fetch("r0", "ada")]
-    assert pending(after(ShardLoss("r0", "ada", "bad-hash"), state=state)) == [Publish(0, (0,))]
+    assert next_actions(state) == [Fetch("r0", "ada")]
+    assert next_actions(after(ShardLoss("r0", "ada", "bad-hash"), state=state)) == [Publish(0, (0,))]
     state = after(ResultReceipt("r0", "ada"), ResultJudgement("r0", "ada", True, ""), state=state)
-    assert pending(state)[0] == Step(0)
+    assert next_actions(state)[0] == Step(0)
 
 
 def test_what_is_late_and_never_comes_is_not_owed_and_a_training_does_not_end_before_that_is_known():
@@ -276,7 +276,7 @@ def walk(seed: int, rounds: int, shards: int, needed: int = 0, late: bool = Fals
     while not states[-1].is_over:
         state = states[-1]
         checked(state)
-        events.append(outcome(draw.choice(pending(state)), state, draw, len(events)))
+        events.append(outcome(draw.choice(next_actions(state)), state, draw, len(events)))
         states.append(apply(events[-1], state))
     return events, states
 
@@ -315,7 +315,7 @@ def outcome(action: Action, state: State, draw: random.Random, number: int) -> E
 
 def checked(state: State) -> None:
     """What holds at every moment: something is to be done, nothing twice, no shard is at two providers."""
-    actions = pending(state)
+    actions = next_actions(state)
     assert actions
     assert len(actions) == len(set(actions))
     assert state.spoilt is None or state.spoilt in state.past
@@ -345,7 +345,7 @@ def test_whatever_providers_do_a_training_ends_and_pays_whom_it_accepted(seed, r
     assert balances <= accepted
     assert {provider for _, provider in accepted - balances} <= failed
     assert len(states[-1].losses) == rounds
-    assert pending(states[-1]) == []
+    assert next_actions(states[-1]) == []
     steps, thetas = lineage(events)
     counted = [(one.request, one.provider) for e in steps for one in e.counted]
     assert len(counted) == len(set(counted)) and set(counted) <= accepted

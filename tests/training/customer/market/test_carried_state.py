@@ -18,7 +18,7 @@ from nodewire.training.customer.machine.events import (
     TrainingStart,
     WorkStart,
 )
-from nodewire.training.customer.machine.pending_actions import pending
+from nodewire.training.customer.machine.pending_actions import next_actions
 from nodewire.training.customer.machine.state import State, Work
 from nodewire.training.customer.machine.transitions import apply
 from nodewire.training.customer.market import carried_state
@@ -76,7 +76,7 @@ def test_who_has_lost_it_is_asked_once_more_with_nothing_and_then_given_up():
     again = after(ShardLoss("r1", "ada", "not-carried"), state=asked)
     assert again.works[0] == Work(0, provider="ada", afresh=True)
     assert again.failures == () and again.paid_last["ada"] == "r0"
-    assert Publish(1, (0,)) in pending(again)
+    assert Publish(1, (0,)) in next_actions(again)
     assert carried_state.find_carried(again, {0: "ada"}, [0]) == {}
     given_up = after(
         RequestPublication(1, "r2", "{}", (row(0, "ada"),)),

@@ -127,7 +127,7 @@ class Rounds:
         theta = initial(self.recipe)
         momenta, kept = outer_step.start(self.recipe.outer, theta), None
         for round in range(many):
-            snapshots, now = [], self.trainer.beginning(carried_state.beginning(theta, kept))
+            snapshots, now = [], self.trainer.beginning(carried_state.start_of_round(theta, kept))
             for steps in (4, 4, 2):
                 now = self.trainer.segment(now, self.shards[0], round, 0, steps)
                 snapshots.append(now)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = ("docs/explanation/death.md", "docs/reference/glossary.md")
 FILE = re.compile(r"`((?:nodewire|kinds)/[\w/]+\.py)`")
 NAME = re.compile(r"`([A-Za-z_]+)(?:\.(\w+))?`")

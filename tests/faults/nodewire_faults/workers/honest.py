@@ -1,4 +1,4 @@
-"""The worker entry of `wary`: whoever asks for much work does its own."""
+"""The worker entry of cheats of the daemon: the worker does its work."""
 
 from nodewire_faults.cheats import Honest
 from nodewire_faults.engine import load_with

@@ -1,6 +1,0 @@
-"""The worker entry of the cheat `twice`: it is the daemon that cheats."""
-
-from nodewire_faults.cheats import Honest
-from nodewire_faults.engine import load_with
-
-load = load_with(Honest)
