@@ -56,7 +56,7 @@ interop: $(VENV)/.dev ## other implementations against ours: OpenAI's client, pl
 bonds: $(VENV)/.dev ## bonds and ecash on a real Bitcoin node and a real Cashu mint, set up here (ARGS="-k vault")
 	@tools/bonds.sh build/bonds $(PYTHON)
 	@NODEWIRE_BITCOIND=$(CURDIR)/build/bonds/bitcoind NODEWIRE_NUTSHELL=$(CURDIR)/build/bonds/mint \
-	  $(VENV)/bin/python -m pytest -n 0 tests/pay/bitcoin tests/pay/bond tests/pay/lightning/test_cashu.py \
+	  $(VENV)/bin/python -m pytest -n 0 tests/pay/bitcoin tests/pay/bond tests/pay/wallets/test_cashu.py \
 	  tests/pay/lightning/test_wallet_contract.py $(ARGS)
 
 fmt: $(VENV)/.dev ## mend what ruff can mend, and format

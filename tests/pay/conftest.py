@@ -21,16 +21,16 @@ from nodewire.pay.wallets.phoenixd import PhoenixdWallet
 from nodewire.pay.wallets.rest import Access
 from relay import Config, serve
 from simnet.wallet import SimWallet
-from tests.pay.lightning.cln_service import ClnService
-from tests.pay.lightning.electrum_network import NwcAtElectrum, node_settings
-from tests.pay.lightning.lexe_node import LexeNode
-from tests.pay.lightning.lnbits_process import run_lnbits
-from tests.pay.lightning.lnbits_service import LnbitsService
-from tests.pay.lightning.lnd_service import LndService
-from tests.pay.lightning.nwc_service import NwcService
-from tests.pay.lightning.phoenixd_service import PhoenixdService
 from tests.pay.mint_process import PROGRAM, fund, run_mint
 from tests.pay.simnet_process import run_simnet
+from tests.pay.wallets.services.cln_service import ClnService
+from tests.pay.wallets.services.electrum_network import NwcAtElectrum, node_settings
+from tests.pay.wallets.services.lexe_node import LexeNode
+from tests.pay.wallets.services.lnbits_process import run_lnbits
+from tests.pay.wallets.services.lnbits_service import LnbitsService
+from tests.pay.wallets.services.lnd_service import LndService
+from tests.pay.wallets.services.nwc_service import NwcService
+from tests.pay.wallets.services.phoenixd_service import PhoenixdService
 
 BASE_FEE_MSAT = 10
 FEE_PPM = 1_000

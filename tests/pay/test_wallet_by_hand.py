@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from nodewire.cli.market import wallet
 from nodewire.errors import BadInput, BadInvoice, LinkLost, NotAllowed, PaymentFailed, TimedOut
 from nodewire.pay.accounts.ledger import Ledger
-from nodewire.pay.accounts.own_payer import OwnPayer
 from nodewire.pay.accounts.own_transfers import OwnTransfer
+from nodewire.pay.by_hand.own_payer import OwnPayer
 from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.wallet import Transfer
 from tests.pay.conftest import BASE_FEE_MSAT, FEE_PPM

@@ -17,8 +17,8 @@ from nodewire.errors import BadConfig, BadInput, LinkLost, NotAllowed
 from nodewire.pay.wallets.lnbits import LnbitsWallet
 from nodewire.pay.wallets.nwc import NwcWallet
 from simnet.wallet import SimWallet
-from tests.pay.lightning.lnbits_service import LnbitsService
-from tests.pay.lightning.nwc_service import NwcService
+from tests.pay.wallets.services.lnbits_service import LnbitsService
+from tests.pay.wallets.services.nwc_service import NwcService
 
 CUSTOMER = """# mine
 key = "key.nsec"

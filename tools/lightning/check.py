@@ -26,11 +26,11 @@ from tools.lightning.packages import SetupError, say
 from tools.lightning.rpc import RpcError
 
 STATE = "NODEWIRE_LIGHTNING"
-TESTS = "tests/pay/lightning"
+TESTS = "tests/pay"
 RUNS = {
-    "electrum": (f"{TESTS}/test_wallet_contract.py", "electrum and not electrum-nwc"),
-    "electrum_nwc": (f"{TESTS}/test_wallet_contract.py", "electrum-nwc"),
-    "deaths": (f"{TESTS}/test_electrum_network.py", ""),
+    "electrum": (f"{TESTS}/lightning/test_wallet_contract.py", "electrum and not electrum-nwc"),
+    "electrum_nwc": (f"{TESTS}/lightning/test_wallet_contract.py", "electrum-nwc"),
+    "deaths": (f"{TESTS}/wallets/test_electrum_network.py", ""),
 }
 AMOUNT_MSAT, PAYMENTS = 21_000, 20
 

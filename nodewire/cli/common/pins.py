@@ -30,7 +30,7 @@ def pin(path: Path, name: str, model: ModelPin, *, replace: bool = False) -> boo
         raise NotAllowed(name, f"is pinned to {_words(before)} in {path}; --replace has it stand for {_words(said)}")
     fields = ", ".join(f"{field} = {json.dumps(value)}" for field, value in said.items())
     line = f"{json.dumps(name)} = {{ {fields} }}"
-    end = role_file.ending(text)
+    end = role_file.line_end(text)
     lines = (text if not text or text.endswith("\n") else text + end).splitlines(keepends=True)
     if before is not None:
         at = line_of(name, TABLE, 0, text)

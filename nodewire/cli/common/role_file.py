@@ -66,7 +66,7 @@ def write(
             part.unlink(missing_ok=True)
 
 
-def ending(text: str) -> str:
+def line_end(text: str) -> str:
     """What ends its lines."""
     return "\r\n" if "\r\n" in text else "\n"
 
@@ -76,7 +76,7 @@ def with_table(text: str, table: str, lines: list[str]) -> list[str]:
 
     Comments of the old one stay. `lines` have no ends.
     """
-    end = ending(text)
+    end = line_end(text)
     old = (text if not text or text.endswith("\n") else text + end).splitlines(keepends=True)
     made = [line + end for line in lines]
     heads = [at for at, line in enumerate(old) if re.match(rf"\s*\[\s*{re.escape(table)}\s*\]", line)]

@@ -30,9 +30,9 @@ from nodewire.errors import (
 
 if TYPE_CHECKING:
     from nodewire.pay.accounts.ledger import Ledger
-    from nodewire.pay.accounts.own_payer import OwnPayer
     from nodewire.pay.accounts.own_transfers import OwnTransfer
-    from nodewire.pay.accounts.statement import Entry
+    from nodewire.pay.by_hand.own_payer import OwnPayer
+    from nodewire.pay.by_hand.statement import Entry
     from nodewire.pay.lightning.invoices import Invoice
     from nodewire.pay.lightning.lnurl import Offer
     from nodewire.pay.lightning.wallet import Wallet, WalletInfo
@@ -134,7 +134,7 @@ class _WalletAtHand:
 @asynccontextmanager
 async def _purse(role: AnyRole) -> AsyncIterator[_WalletAtHand]:
     from nodewire.pay.accounts.ledger import Ledger
-    from nodewire.pay.accounts.own_payer import OwnPayer
+    from nodewire.pay.by_hand.own_payer import OwnPayer
 
     assert not isinstance(role, OracleConfig)
     role.state.mkdir(parents=True, exist_ok=True)
@@ -252,8 +252,8 @@ async def _receive(
 
 async def _history(role: AnyRole, most: int) -> tuple[list[Entry], str]:
     """The entries, and why the wallet was not asked."""
-    from nodewire.pay.accounts import statement
     from nodewire.pay.accounts.ledger import Ledger
+    from nodewire.pay.by_hand import statement
 
     assert not isinstance(role, OracleConfig)
     unasked = ""

@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 from nodewire.cli.market import earnings
 from nodewire.errors import BadConfig, NotFound
 from nodewire.pay.accounts.debts import Key
+from nodewire.pay.accounts.due_book import Quote
 from nodewire.pay.accounts.dues import Due
-from nodewire.pay.accounts.ledger import Ledger, Quote
+from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.lightning.invoices import hash_of
 from nodewire.pay.lightning.wallet import Receipt
 

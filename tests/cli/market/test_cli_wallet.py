@@ -17,7 +17,7 @@ from nodewire.customer.payments.debts import ChunkDebt
 from nodewire.errors import BadInput, NotFound
 from nodewire.nostr.nips.nip57 import Share
 from nodewire.pay.accounts import splits
-from nodewire.pay.accounts.debts import Debt, Key, Payment
+from nodewire.pay.accounts.debts import Debt, Key, Part, Payment
 from nodewire.pay.accounts.splits import ShareOutcome, SplitZap
 
 
@@ -82,7 +82,8 @@ def zapped(monkeypatch, settled):
 
     async def pay(payer, zap, where, *, network, allow_private):
         asked.append(zap)
-        paid = Debt(Key(zap.name, SHARES[0].pubkey, 0), 600, (Payment("00" * 32, "lnbcrt", "paid", fee_msat=2),))
+        payment = Payment("00" * 32, "lnbcrt", 600, "paid", fee_msat=2)
+        paid = Debt(Key(zap.name, SHARES[0].pubkey, 0), 600, (Part(payment, 600),))
         return [
             ShareOutcome(SHARES[0], paid, None),
             ShareOutcome(SHARES[1], None, NotFound("lud16", "nobody \x1b[2J says where")),

@@ -23,7 +23,7 @@ from nodewire.pay.wallets.nwc import Connection
 from simnet.wallet import SimWallet
 from tests.market.market_process import GUESTS, NODEWIRE, STALLS, RunningMarket
 from tests.market.secrets_of_a_market import Needles, files, preimages
-from tests.pay.lightning.nwc_service import NwcService
+from tests.pay.wallets.services.nwc_service import NwcService
 
 PROMPT = "the cat sat on the mat"
 API_KEY = "sk-5ec4e7-of-the-gateway"

@@ -19,7 +19,7 @@ from nodewire.errors import BadInput, NodewireError, NotAllowed, NotFound
 from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.wallet import ABILITIES
 from simnet.wallet import SimWallet
-from tests.pay.lightning import electrum_network
+from tests.pay.wallets.services import electrum_network
 
 TEXT = '{"kind":9734,"content":"a zap"}'
 RICH_MSAT = 1_000_000

@@ -22,8 +22,8 @@ from nodewire.errors import (
 from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.wallet import Transfer
 from nodewire.pay.wallets.lnbits import LnbitsWallet
-from tests.pay.lightning.lnbits_service import LnbitsService
 from tests.pay.pay_market import Market
+from tests.pay.wallets.services.lnbits_service import LnbitsService
 
 KEY = "c0ffee" * 5 + "aa"
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 from nodewire.pay.lightning import invoices
 from simnet.wallet import SimWallet
-from tests.pay.lightning.recordings import Recording
-from tests.pay.lightning.stand_in import is_over
+from tests.pay.wallets.services.recordings import Recording
+from tests.pay.wallets.services.stand_in import is_over
 
 RECORDED = Recording("lexe")
 Status = Enum("Status", {name: name for name in RECORDED.types["PaymentStatus"]["enum"]})

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from nodewire.errors import NotAllowed
 from nodewire.pay.lightning import invoices
-from tests.pay.lightning.stand_in import StandIn, is_over
+from tests.pay.wallets.services.stand_in import StandIn, is_over
 
 _IN = {"open": "OPEN", "pending": "ACCEPTED", "settled": "SETTLED", "failed": "CANCELED"}
 _OUT = {"pending": "IN_FLIGHT", "settled": "SUCCEEDED", "failed": "FAILED"}

@@ -16,8 +16,8 @@ from nodewire.errors import BadConfig, LinkLost, NotAllowed, NotFound, PaymentFa
 from nodewire.pay.lightning import invoices
 from nodewire.pay.wallets.lexe import LexeWallet
 from tests.pay.conftest import lexe_wallet
-from tests.pay.lightning.lexe_node import RECORDED, LexeNode
 from tests.pay.pay_market import Market
+from tests.pay.wallets.services.lexe_node import RECORDED, LexeNode
 
 FEE_MSAT = 10_000
 with_client = pytest.mark.skipif(find_spec("lexe") is None, reason="lexe-sdk is part of the extra `lexe`")

@@ -14,8 +14,8 @@ from nodewire.errors import LinkLost, NodewireError, NotFound, TimedOut
 from nodewire.pay.accounts import payer as paying
 from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.probe import probe
-from tests.pay.lightning import electrum_network
 from tests.pay.pay_market import Market
+from tests.pay.wallets.services import electrum_network
 from tools.lightning.network import Network, wallet_settings
 
 pytestmark = [

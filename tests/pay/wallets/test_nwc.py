@@ -22,8 +22,8 @@ from nodewire.errors import (
 from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts import payer as paying
 from nodewire.pay.wallets.nwc import Connection, NwcWallet
-from tests.pay.lightning.nwc_service import METHODS, NwcService
 from tests.pay.pay_market import Market
+from tests.pay.wallets.services.nwc_service import METHODS, NwcService
 
 WALLET, SECRET = Keys(b"\x05" * 32).public, "71" * 32
 GOOD = f"nostr+walletconnect://{WALLET}?relay=wss://a.example&relay=wss://b.example&secret={SECRET}&lud16=x@y.example"

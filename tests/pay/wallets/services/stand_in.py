@@ -12,7 +12,7 @@ from aiohttp import web
 from nodewire.errors import NotFound
 from nodewire.pay.lightning import invoices
 from simnet.wallet import SimWallet
-from tests.pay.lightning.recordings import Recording
+from tests.pay.wallets.services.recordings import Recording
 
 
 class StandIn:

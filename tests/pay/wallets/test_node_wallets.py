@@ -32,8 +32,8 @@ from nodewire.pay.wallets.lnd import LndWallet
 from nodewire.pay.wallets.phoenixd import PhoenixdWallet
 from nodewire.pay.wallets.rest import Access
 from tests.pay.conftest import NODES
-from tests.pay.lightning.recordings import Recording
 from tests.pay.pay_market import Market
+from tests.pay.wallets.services.recordings import Recording
 
 FEE_MSAT = 10_000
 kinds = pytest.mark.parametrize("kind", sorted(NODES))
@@ -564,7 +564,7 @@ async def test_phoenixd_refuses_a_part_of_a_satoshi(open_node, amount_msat):
 
 
 async def test_phoenixd_pays_the_millisatoshis_of_an_invoice_though_it_tells_satoshis(open_wallet, reach):
-    from tests.pay.lightning.phoenixd_service import PhoenixdService
+    from tests.pay.wallets.services.phoenixd_service import PhoenixdService
 
     payee = await open_wallet()
     async with PhoenixdService(await open_wallet(100_000)).serving() as service:

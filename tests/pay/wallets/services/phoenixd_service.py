@@ -11,7 +11,7 @@ from aiohttp import web
 
 from nodewire.errors import NodewireError
 from nodewire.pay.lightning import invoices
-from tests.pay.lightning.stand_in import StandIn
+from tests.pay.wallets.services.stand_in import StandIn
 
 _FULL_ACCESS = ("/payinvoice",)
 

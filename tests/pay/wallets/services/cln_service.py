@@ -12,7 +12,7 @@ import time
 from aiohttp import web
 
 from nodewire.pay.lightning import invoices
-from tests.pay.lightning.stand_in import StandIn, is_over
+from tests.pay.wallets.services.stand_in import StandIn, is_over
 
 _IN = {"open": "unpaid", "pending": "unpaid", "settled": "paid", "failed": "expired"}
 _OUT = {"pending": "pending", "settled": "complete", "failed": "failed"}
