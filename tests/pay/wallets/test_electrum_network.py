@@ -103,8 +103,8 @@ async def test_a_node_that_is_killed_while_a_payment_is_on_its_way_costs_no_seco
     await payee.settle_hold(preimage)
     paid = await reach(payer, payment_hash, "out", "settled")
     debt = await market.pay(amount_msat=AMOUNT_MSAT, fetch=hold)
-    assert (debt.state, len(debt.payments), len(bought)) == ("paid", 1, 1)
-    assert debt.payments[0].payment_hash == payment_hash and paid.preimage == preimage
+    assert (debt.state, len(debt.parts), len(bought)) == ("paid", 1, 1)
+    assert debt.parts[0].payment.payment_hash == payment_hash and paid.preimage == preimage
     await reach(payee, payment_hash, "in", "settled")
     assert await payee.balance_msat() - had_msat[payee] == AMOUNT_MSAT
     assert had_msat[payer] - await payer.balance_msat() == AMOUNT_MSAT + paid.fee_msat

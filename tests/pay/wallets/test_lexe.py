@@ -51,7 +51,7 @@ async def test_a_payment_whose_answer_is_lost_is_made_once(opened, tmp_path):
     market = Market(payee, payer, tmp_path)
     market.deliver()
     debt = await market.pay()
-    assert (debt.state, len(debt.payments), len(node.told)) == ("paid", 1, 1)
+    assert (debt.state, len(debt.parts), len(node.told)) == ("paid", 1, 1)
     assert await payee.balance_msat() == 21_000
     market.close()
 

@@ -88,7 +88,7 @@ async def test_a_payment_whose_answer_is_lost_is_made_once(opened, tmp_path):
     market = Market(payee, payer, tmp_path)
     market.deliver()
     debt = await market.pay()
-    assert (debt.state, len(debt.payments), await payee.balance_msat()) == ("paid", 1, 21_000)
+    assert (debt.state, len(debt.parts), await payee.balance_msat()) == ("paid", 1, 21_000)
     await market.settle(1)
     assert market.provider_book.earned_msat() == 21_000
     market.close()
@@ -106,7 +106,7 @@ async def test_a_payment_that_it_refuses_to_begin_is_not_replaced_by_another_bef
         with pytest.raises(PaymentFailed, match=r"LNbits refuses: .*needed"):
             await market.pay()
     (debt,) = market.payer.unpaid()
-    assert (debt.state, len(debt.payments)) == ("paying", 1)
+    assert (debt.state, len(debt.parts)) == ("paying", 1)
     market.close()
 
 

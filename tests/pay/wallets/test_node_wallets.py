@@ -70,7 +70,7 @@ async def test_a_payment_whose_answer_is_lost_is_made_once(open_node, kind, tmp_
     market = Market(payee, payer, tmp_path)
     market.deliver()
     debt = await market.pay()
-    assert (debt.state, len(debt.payments), len(service.told)) == ("paid", 1, 1)
+    assert (debt.state, len(debt.parts), len(service.told)) == ("paid", 1, 1)
     assert await payee.balance_msat() == 21_000
     await market.settle(1)
     assert market.provider_book.earned_msat() == 21_000

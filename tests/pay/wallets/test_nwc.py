@@ -265,7 +265,7 @@ async def test_a_payment_whose_answer_is_lost_is_made_once(opened, tmp_path, for
         with pytest.raises(TimedOut):
             await market_pay(market)
     debt = await market_pay(market)
-    assert (debt.state, len(debt.payments)) == ("paid", 1)
+    assert (debt.state, len(debt.parts)) == ("paid", 1)
     assert await payee.balance_msat() == 21_000
     await market.settle(1)
     assert market.provider_book.earned_msat() == 21_000
