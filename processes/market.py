@@ -78,6 +78,8 @@ class Provider:
     """(model's name, task) of each piece that it serves."""
     command: tuple[str, ...] = NODEWIRE
     public: str = ""
+    metrics: str = ""
+    """Where it shows what it counts, if its file says that it does."""
     process: asyncio.subprocess.Process | None = None
 
     def signal(self, number: signal.Signals) -> None:
@@ -278,6 +280,7 @@ class Market:
             program=provider.command,
         )  # fmt: skip
         provider.process, provider.public = self.processes[name], ready["public"]
+        provider.metrics = ready.get("metrics", "")
         return provider
 
     async def kill_provider(self, name: str) -> None:
