@@ -69,7 +69,7 @@ class NodesMarket(Market):
         super().__init__(
             folder,
             providers=PROVIDERS,
-            stock=Stock(models=(_model(),), holders=1, price_msat=PRICE_MSAT),
+            stock=Stock(models=(_model(),), holders=1, slots=2, price_msat=PRICE_MSAT),
             setup=ProviderSetup(
                 credit=(), worker_memory="1GB", provider_lines=lambda _: ("[metrics]", 'listen = "127.0.0.1:0"')
             ),

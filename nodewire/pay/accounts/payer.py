@@ -15,6 +15,7 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts import debts, zaps
 from nodewire.pay.accounts.debts import Debt, JobBudget, Key, Payment
+from nodewire.pay.accounts.dues import NO_CREDIT
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.funds import Funds
@@ -33,6 +34,7 @@ BuildRequest = Callable[..., Event]
 log = logging.getLogger("nodewire.pay")
 _WAIT_S = 60.0
 """For a payment to arrive or fail. One that is on its way for longer is left to it, and asked after later."""
+_SAT_MSAT = 1_000
 PAID = "chunk"
 """The field of a payee's error that says that a chunk is paid already."""
 _ASK_S, _LONGEST_S = 0.1, 2.0
@@ -99,8 +101,9 @@ class Payer:
     ) -> Debt:
         """Zap `key.payee` for one chunk and return the paid debt; a chunk that is paid is not paid again.
 
-        With it goes whatever else is owed to the payee, in whole units of the wallet: what is more than that is paid
-        ahead. `terms` say where it is otherwise. `fetch` gets the invoice (over LNURL, or over the wire), `relays` are
+        With it goes whatever else is owed to the payee, in whole units of the wallet; in whole satoshis where the payee
+        gives credit, for its wallet may take no others. What is more than is owed is paid ahead. `terms` say where it
+        is otherwise. `fetch` gets the invoice (over LNURL, or over the wire), `relays` are
         where the receipt goes, `lnurl` is the endpoint's URL as "lnurl1...". A failed payment may be asked for again:
         it fetches a new invoice.
 
@@ -151,7 +154,8 @@ class Payer:
         wanted = [debt, *(one for one in others if one.key != debt.key)]
         amount_msat = sum(one.left_msat for one in wanted)
         if not terms.alone:
-            amount_msat = max(info.least_msat, -(-amount_msat // info.unit_msat) * info.unit_msat)
+            unit_msat = max(info.unit_msat, 1 if self._ledger.credit(debt.key.payee) == NO_CREDIT else _SAT_MSAT)
+            amount_msat = max(info.least_msat, -(-amount_msat // unit_msat) * unit_msat)
         # A wallet tries no invoice again that failed, and who makes them gives the same one for one request.
         created_at = int(self._now_s()) + len(debt.parts)
         request = terms.build(self._keys, debt.key, amount_msat, relays=relays, lnurl=lnurl, created_at=created_at)
