@@ -136,6 +136,35 @@ class DueBook(Book):
             raise NotFound("due", "nothing is owed for that")
         return due
 
+    def acknowledge(self, job: str, customer: str, chunk: int, total_msat: int, document: str) -> None:
+        """Keep what the customer has signed that it owes for a job: `total_msat` up to `chunk`.
+
+        Raises:
+            BadInput: it falls behind what it signed before, or is for more than is due here.
+
+        """
+        with self._transaction(is_flushed=False):
+            sql = "SELECT chunk, total_msat FROM tabs WHERE job = ?"
+            known = self._db.execute(sql, (job,)).fetchone() or (-1, 0)
+            if total_msat < known[1] or chunk < known[0]:
+                raise BadInput(
+                    "total_msat", f"{total_msat} msat up to chunk {chunk}, and {known[1]} were signed before"
+                )
+            sql = "SELECT coalesce(sum(amount_msat), 0) FROM dues WHERE job = ? AND customer = ? AND chunk <= ?"
+            (due_msat,) = self._db.execute(sql, (job, customer, chunk)).fetchone()
+            if total_msat > due_msat:
+                raise BadInput(
+                    "total_msat", f"{total_msat} msat are signed, and {due_msat} are due up to chunk {chunk}"
+                )
+            row = (job, customer, chunk, total_msat, document)
+            sql = "INSERT INTO tabs VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET chunk = excluded.chunk, "
+            self._db.execute(f"{sql} total_msat = excluded.total_msat, document = excluded.document", row)
+
+    def signed_tab(self, job: str) -> tuple[int, str]:
+        """What the customer of a job has signed that it owes: msat, and the document. (0, "") if it has not."""
+        row = self._db.execute("SELECT total_msat, document FROM tabs WHERE job = ?", (job,)).fetchone()
+        return (0, "") if row is None else (int(row[0]), str(row[1]))
+
     # Invoices and payments.
 
     def quoted(self, quote: Quote) -> None:
