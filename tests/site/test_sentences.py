@@ -20,7 +20,7 @@ PAGES = sorted(
     for path in ROOT.glob(pattern)
     if path.name != "measurement-history.md"
 )
-UNDER_WAY = {"nips/09-bonds.md", "nips/16-payment.md", "docs/explanation/payment.md"}
+UNDER_WAY = {"nips/09-bonds.md", "nips/16-payment.md"}
 """Pages that are being written anew. One that has no long sentence any more leaves this list."""
 
 
