@@ -96,8 +96,8 @@ class Till:
             return await self._ordinary(request, zap_request, amount_msat, origin)
         key = zaps.chunk_of(request)
         due = self._ledger.due(key)
-        if due.state == "settled":
-            raise NotAllowed(PAID, "it is paid")
+        if due.state == "settled" and not self._ledger.tab_msat(due.customer):
+            raise NotAllowed(PAID, "it is paid, and nothing else is owed")
         if due.customer != request.sender:
             raise BadZap("pubkey", "another customer owes this chunk")
         if amount_msat < due.amount_msat:

@@ -42,9 +42,7 @@ def test_a_tab_of_another_job_attempt_or_customer_is_refused():
         tab(STRANGER).check(CUSTOMER.public, JOB)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"total_msat": -1}, {"chunk": -1}, {"payee": "x"}, {"v": 2}, {"more": 1}]
-)
+@pytest.mark.parametrize("changes", [{"total_msat": -1}, {"chunk": -1}, {"payee": "x"}, {"v": 2}, {"more": 1}])
 def test_a_malformed_tab_is_a_typed_error(changes):
     with pytest.raises(BadInput):
         Tab.from_document({**tab().document(), **changes})
