@@ -144,7 +144,7 @@ class DueBook(Book):
 
         """
         with self._transaction(is_flushed=False):
-            sql = "SELECT chunk, total_msat FROM tabs WHERE job = ?"
+            sql = "SELECT chunk, total_msat FROM signed_tabs WHERE job = ?"
             known = self._db.execute(sql, (job,)).fetchone() or (-1, 0)
             if total_msat < known[1] or chunk < known[0]:
                 raise BadInput(
@@ -157,12 +157,12 @@ class DueBook(Book):
                     "total_msat", f"{total_msat} msat are signed, and {due_msat} are due up to chunk {chunk}"
                 )
             row = (job, customer, chunk, total_msat, document)
-            sql = "INSERT INTO tabs VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET chunk = excluded.chunk, "
+            sql = "INSERT INTO signed_tabs VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET chunk = excluded.chunk, "
             self._db.execute(f"{sql} total_msat = excluded.total_msat, document = excluded.document", row)
 
     def signed_tab(self, job: str) -> tuple[int, str]:
         """What the customer of a job has signed that it owes: msat, and the document. (0, "") if it has not."""
-        row = self._db.execute("SELECT total_msat, document FROM tabs WHERE job = ?", (job,)).fetchone()
+        row = self._db.execute("SELECT total_msat, document FROM signed_tabs WHERE job = ?", (job,)).fetchone()
         return (0, "") if row is None else (int(row[0]), str(row[1]))
 
     # Invoices and payments.

@@ -114,7 +114,7 @@ CREATE INDEX IF NOT EXISTS quotes_unreceipted ON quotes (state) WHERE state = 's
 CREATE TABLE IF NOT EXISTS credits (
     payee TEXT PRIMARY KEY, first_msat INTEGER NOT NULL, most_msat INTEGER NOT NULL
 ) STRICT;
-CREATE TABLE IF NOT EXISTS tabs (
+CREATE TABLE IF NOT EXISTS signed_tabs (
     job TEXT PRIMARY KEY, customer TEXT NOT NULL, chunk INTEGER NOT NULL, total_msat INTEGER NOT NULL,
     document TEXT NOT NULL
 ) STRICT;
