@@ -99,10 +99,12 @@ class Payer:
         debt = self._ledger.plan(key, amount_msat, budget=budget, lnurl=lnurl or "", at_s=now_s)
         if credit is not None:
             self._ledger.set_credit(key.payee, credit)
-            if debt.state == "planned" and not self._ledger.is_due(key.payee, now_s, running=True):
+            if self._may_stand(debt):
                 return debt
         async with self._locks.setdefault(key if alone else key.payee, asyncio.Lock()):
             debt = self._ledger.debt(key)
+            if credit is not None and self._may_stand(debt):  # another payment has made room meanwhile
+                return debt
             if debt.state == "paying":
                 debt = await self._resolve(debt, _WAIT_S)
             if debt.state == "paid":
@@ -119,6 +121,10 @@ class Payer:
             if debt.state != "paid":
                 raise _on_its_way()
             return debt
+
+    def _may_stand(self, debt: Debt) -> bool:
+        """Whether a debt may stay on its payee's tab while its job runs."""
+        return debt.state == "planned" and not self._ledger.is_due(debt.key.payee, self._now_s(), running=True)
 
     async def _ask(self, debt: Debt, fetch: Fetch, relays: tuple[str, ...], lnurl: str | None, *, alone: bool) -> Debt:
         """Get an invoice for a debt, and for what else is owed to its payee; the debt with it."""

@@ -25,6 +25,7 @@ from nodewire.errors import (
 from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts import debts, zaps
 from nodewire.pay.accounts.debts import JobBudget
+from nodewire.pay.accounts.dues import CreditTerms
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.accounts.payer import Fees, Payer
 from nodewire.pay.accounts.till import Till
@@ -104,6 +105,36 @@ async def test_a_payment_is_of_whole_units_and_what_is_more_pays_the_next_chunk_
     await market.settle(1)
     assert await market.payee_wallet.balance_msat() == 3_000
     assert market.provider_book.balance_msat(market.customer.public) == 982
+
+
+async def test_what_falls_due_while_a_lump_is_on_its_way_waits_for_the_next_lump(market):
+    """A payment takes as long as some chunks. They are within credit when it has arrived."""
+    credit, arrived, paying = CreditTerms(1_000, 10_000), asyncio.Event(), []
+    market.payer._wallet = Slow(market.payer_wallet, arrived)
+    for chunk in range(9):
+        market.deliver(chunk, 100)
+        paying.append(asyncio.create_task(market.pay(chunk, 100, credit=credit)))
+        while chunk == 5 and not market.customer_book.under_way():  # 600 msat are more than half of the credit
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0)
+    arrived.set()
+    await asyncio.gather(*paying)
+    assert await market.payee_wallet.balance_msat() == 600
+    assert market.payer.tab(market.provider.public).owed_msat == 300
+
+
+class Slow:
+    """A wallet whose payments take until they are told to arrive."""
+
+    def __init__(self, wallet, arrived):
+        self._wallet, self._arrived = wallet, arrived
+
+    def __getattr__(self, name):
+        return getattr(self._wallet, name)
+
+    async def pay(self, bolt11, **options):
+        await self._arrived.wait()
+        return await self._wallet.pay(bolt11, **options)
 
 
 async def test_the_same_request_gets_the_same_invoice_and_another_request_another(market):
