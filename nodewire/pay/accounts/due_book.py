@@ -239,6 +239,11 @@ class DueBook(Book):
         sql = "SELECT coalesce(sum(amount_msat), 0) FROM dues WHERE customer = ? AND state = 'due'"
         return int(self._db.execute(sql, (customer,)).fetchone()[0])
 
+    def tab_msat(self, customer: str) -> int:
+        """What a customer key owes for what was done, overdue or not: no deposits."""
+        sql = "SELECT coalesce(sum(amount_msat), 0) FROM dues WHERE customer = ? AND state = 'due' AND due_by_s < ?"
+        return int(self._db.execute(sql, (customer, dues.NEVER_S)).fetchone()[0])
+
     def paid_msat(self, customer: str) -> int:
         """What a customer key has paid in all."""
         sql = "SELECT coalesce(sum(amount_msat), 0) FROM quotes WHERE customer = ?"
@@ -247,7 +252,7 @@ class DueBook(Book):
     def accounts(self) -> list[Account]:
         """Those of every customer that ever owed or paid, the largest debt first."""
         customers = self._db.execute("SELECT customer FROM dues UNION SELECT customer FROM balances").fetchall()
-        found = [Account(one, self._tab_msat(one), self.balance_msat(one), self.paid_msat(one)) for (one,) in customers]
+        found = [Account(one, self.tab_msat(one), self.balance_msat(one), self.paid_msat(one)) for (one,) in customers]
         return sorted(found, key=lambda one: (-one.owed_msat, one.customer))
 
     def unpaid_dues(self, customer: str) -> dict[Key, int]:
@@ -261,7 +266,7 @@ class DueBook(Book):
 
     def is_covered(self, customer: str) -> bool:
         """Whether all that a customer key owes is within the credit that it has."""
-        return self._tab_msat(customer) <= self._credit.allowed_msat(self.paid_msat(customer))
+        return self.tab_msat(customer) <= self._credit.allowed_msat(self.paid_msat(customer))
 
     def in_debt(self, customer: str, now_s: float) -> bool:
         """Whether a customer key owes more than the credit that it has earned, and let a due pass its time; or too many
@@ -281,10 +286,6 @@ class DueBook(Book):
         sql = "SELECT coalesce(sum(amount_msat), 0) FROM dues WHERE state = 'settled'"
         rows = self._db.execute(sql) if job is None else self._db.execute(sql + " AND job = ?", (job,))
         return int(rows.fetchone()[0])
-
-    def _tab_msat(self, customer: str) -> int:
-        sql = "SELECT coalesce(sum(amount_msat), 0) FROM dues WHERE customer = ? AND state = 'due' AND due_by_s < ?"
-        return int(self._db.execute(sql, (customer, dues.NEVER_S)).fetchone()[0])
 
     def _due(self, key: Key) -> Due | None:
         found = self._dues(KEY, astuple(key))

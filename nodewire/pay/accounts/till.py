@@ -65,13 +65,13 @@ class Till:
     async def quote(self, zap_request: str, amount_msat: int, origin: str = "") -> Invoice:
         """The invoice for a zap request (JSON as received): what LNURL's callback and the wire's frames ask for.
 
-        The request must satisfy NIP-57 appendix D and name a chunk that its author owes, with what is due for that or
-        more. The same request gets the same invoice while that lives, whatever its `origin`.
+        The request must satisfy NIP-57 appendix D and name a chunk that its author owes, or had paid and owes others,
+        with what is due for that or more. The same request gets the same invoice while that lives, whatever its `origin`.
 
         Raises:
             BadZap: the request breaks a clause.
             NotFound: nothing is due for that job, chunk and attempt.
-            NotAllowed: it is paid, or too many invoices are open; or what `expect` raises.
+            NotAllowed: it is paid and nothing is owed, or too many invoices are open; or what `expect` raises.
 
         """
         request = nip57.parse_request(zap_request, amount_msat=amount_msat, receipt_signer=self._keys.public)
@@ -79,7 +79,8 @@ class Till:
             raise BadZap("p", "another provider")
         key = zaps.chunk_of(request)
         due = self._ledger.due(key)
-        if due.state == "settled":
+        # By its own book the customer may have spent its balance on another chunk, and owe this one for that.
+        if due.state == "settled" and not self._ledger.tab_msat(due.customer):
             raise NotAllowed(PAID, "it is paid")
         if due.customer != request.sender:
             raise BadZap("pubkey", "another customer owes this chunk")

@@ -107,6 +107,30 @@ async def test_a_payment_is_of_whole_units_and_what_is_more_pays_the_next_chunk_
     assert market.provider_book.balance_msat(market.customer.public) == 982
 
 
+async def test_claims_that_come_in_another_order_than_they_were_made_leave_both_books_alike(market, monkeypatch):
+    """Each side spends the balance on what it hears of first. So one holds a chunk for owed that the other has paid."""
+    info = dataclasses.replace(await market.payer_wallet.info(), unit_msat=1_000, least_msat=1_000)
+
+    async def whole_sats():
+        return info
+
+    monkeypatch.setattr(market.payer_wallet, "info", whole_sats)
+    market.deliver(0, 990)
+    await market.pay(0, 990)
+    await market.settle(1)
+    for chunk in (1, 2):
+        market.deliver(chunk, 10)
+    assert market.provider_book.due(market.key(1)).state == "settled"
+    for chunk in (2, 1):
+        assert (await market.pay(chunk, 10)).state == "paid"
+    await market.settle(1)
+    tab, customer = market.payer.tab(market.provider.public), market.customer.public
+    assert market.provider_book.owed_msat(customer) == tab.owed_msat == 0
+    assert market.provider_book.balance_msat(customer) == tab.ahead_msat == 990
+    with pytest.raises(NotAllowed, match="paid"):  # nothing at all is owed now
+        await market.quote(request(market, key=market.key(1), amount_msat=10), 10)
+
+
 async def test_what_falls_due_while_a_lump_is_on_its_way_waits_for_the_next_lump(market):
     """A payment takes as long as some chunks. They are within credit when it has arrived."""
     credit, arrived, paying = CreditTerms(1_000, 10_000), asyncio.Event(), []
