@@ -131,7 +131,8 @@ class Payer:
         info = await self._known_wallet()
         others = [] if alone else [one for one in self._ledger.unpaid_to(debt.key.payee) if self._is_free(one)]
         wanted = [debt, *(one for one in others if one.key != debt.key)]
-        amount_msat = sum(one.left_msat for one in wanted)
+        # The payee may have spent the balance on others: it takes no less for a chunk than that costs.
+        amount_msat = max(debt.amount_msat, sum(one.left_msat for one in wanted))
         if not alone:
             amount_msat = max(info.least_msat, -(-amount_msat // info.unit_msat) * info.unit_msat)
         # A wallet tries no invoice again that failed, and who makes them gives the same one for one request.

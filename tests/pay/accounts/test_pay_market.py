@@ -107,6 +107,22 @@ async def test_a_payment_is_of_whole_units_and_what_is_more_pays_the_next_chunk_
     assert market.provider_book.balance_msat(market.customer.public) == 982
 
 
+async def test_a_chunk_that_the_balance_pays_in_part_is_named_with_no_less_than_it_costs(market, monkeypatch):
+    info = dataclasses.replace(await market.payer_wallet.info(), unit_msat=1_000, least_msat=1_000)
+
+    async def whole_sats():
+        return info
+
+    monkeypatch.setattr(market.payer_wallet, "info", whole_sats)
+    for chunk, amount_msat in ((0, 100), (1, 5_200)):
+        market.deliver(chunk, amount_msat)
+        assert (await market.pay(chunk, amount_msat)).state == "paid"
+        await market.settle(1)
+    tab, customer = market.payer.tab(market.provider.public), market.customer.public
+    assert tab.paid_msat == market.provider_book.paid_msat(customer) == 7_000
+    assert tab.ahead_msat == market.provider_book.balance_msat(customer) == 1_700
+
+
 async def test_claims_that_come_in_another_order_than_they_were_made_leave_both_books_alike(market, monkeypatch):
     """Each side spends the balance on what it hears of first. So one holds a chunk for owed that the other has paid."""
     info = dataclasses.replace(await market.payer_wallet.info(), unit_msat=1_000, least_msat=1_000)
