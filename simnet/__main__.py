@@ -39,9 +39,7 @@ def simnet(
     stuck_ppm: Annotated[
         int, typer.Option(help="Of a million so many more are stuck on their way.", min=0, max=1_000_000)
     ] = 0,
-    stuck_s: Annotated[
-        float, typer.Option(help="How long these are held; half of them go back then.", min=0)
-    ] = 60.0,
+    stuck_s: Annotated[float, typer.Option(help="How long these are held; half of them go back then.", min=0)] = 60.0,
     unit_msat: Annotated[int, typer.Option(help="Amounts are whole multiples of it; 1000: satoshis.", min=1)] = 1,
     url: Annotated[str, typer.Option(help="What others reach it by, if not by host and port.")] = "",
     key: Annotated[Path | None, typer.Option(help="Hold bonds: the holder's nsec, made if missing.")] = None,

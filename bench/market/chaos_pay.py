@@ -2,7 +2,7 @@
 `make chaos-pay`.
 
 A customer, a provider and the simulated Lightning network are three processes: real payer, till, ledgers, LNURL
-endpoint and wallets in whole satoshis (`bench.tools.pay_roles`). The customer buys seeded jobs, four at a time. Payments
+endpoint and wallets in whole satoshis (`bench.tools.pay_roles`). The customer buys seeded jobs, ten at a time. Payments
 take 0.2 to 5 s, some find no route, some are stuck for longer than the payer waits, and half of these go back. Each
 life of a process ends by SIGKILL, before a step of its books that is drawn, or at a moment that is drawn from outside.
 When all jobs are bought, the customer pays what it owes, and the books are compared with the wallets.
@@ -13,6 +13,7 @@ comparison must catch.
 Figures:
 - double_paid_msat: what debts and dues were paid beyond their amounts, and payments that no book has.
 - lost_msat: differences between what customer, provider and both wallets say, in all.
+- surprises: errors at the customer that no death and no failed payment explains.
 - died: how many processes died, by role and by the step that would have come next.
 """
 
@@ -45,11 +46,11 @@ from simnet.conditions import Conditions
 from simnet.service import Simnet
 from simnet.wallet import SimWallet
 
-JOBS, QUICK_JOBS, MUTANT_JOBS = 1_000, 60, 60
+JOBS, QUICK_JOBS, MUTANT_JOBS = 1_000, 60, 40
 RICH_MSAT = 100_000_000
 LEAST_S, MOST_S, STUCK_S = 0.2, 5.0, 90.0
 """How long payments take, and how long a stuck one is held beyond that: longer than a payer waits."""
-FAILING_PPM, STUCK_PPM = 100_000, 30_000
+FAILING_PPM, STUCK_PPM = 120_000, 40_000
 MUTANT_STUCK_PPM = 400_000
 """Payments of a mutant's run: what it forgets matters while they are under way."""
 MOST_STEPS = 160
@@ -57,6 +58,8 @@ MOST_STEPS = 160
 ROLES = ("network", "provider", "customer")
 PATIENCE_S = 1_800.0
 """After which a run that does not end is given up, and not ok."""
+MUTANT_PATIENCE, MUTANT_MORE_S = 4.0, 20.0
+"""A mutant may stand still: it is given up after so many times what the real run took for as many jobs, and more."""
 
 
 @dataclass(slots=True)
@@ -74,6 +77,9 @@ class Found:
     stuck: int = 0
     stuck_and_back: int = 0
     forgiven: int = 0
+    """Debts of which the payee said that they were paid."""
+    surprises: dict[str, int] = field(default_factory=dict)
+    """Errors that no death and no failed payment explains."""
     receipts: int = 0
     died: dict[str, int] = field(default_factory=dict)
     ended: bool = True
@@ -92,8 +98,8 @@ class Found:
 class Trial:
     """One customer, one provider, one network, until all jobs are bought."""
 
-    def __init__(self, setup: Setup) -> None:
-        self._setup = setup
+    def __init__(self, setup: Setup, patience_s: float) -> None:
+        self._setup, self._patience_s = setup, patience_s
         self._rng = random.Random(f"{setup.seed}/deaths")
         self._forks = multiprocessing.get_context("forkserver")
         self._forks.set_forkserver_preload(["bench.tools.pay_roles"])
@@ -109,7 +115,7 @@ class Trial:
             await self._open_accounts()
             customer = asyncio.create_task(self._lives("customer"))
             living["customer"] = customer
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(self._patience_s):
                 await customer
                 self._is_calm = True  # what the provider still has to hear and to tell
                 await self._until_heard()
@@ -209,7 +215,10 @@ class Trial:
             - theirs.earned_msat(),
         }
         settled = [one for one in state.invoices.values() if one.payer == nodes[0] and one.phase == "settled"]
-        known = {payment_hash for (payment_hash,) in self._rows("customer", "SELECT payment_hash FROM payments")}
+        known = {
+            payment_hash
+            for (payment_hash,) in self._rows("customer", "SELECT payment_hash FROM payments WHERE state = 'paid'")
+        }
         beyond = "SELECT sum(msat) - max(debts.amount_msat) AS more FROM parts JOIN debts USING (job, payee, chunk, "
         beyond += "attempt) JOIN payments USING (payment_hash) WHERE payments.state = 'paid' "
         beyond += "GROUP BY debts.job, debts.payee, debts.chunk, debts.attempt HAVING more > 0"
@@ -223,6 +232,7 @@ class Trial:
         found.stuck = sum(fate.is_stuck for fate in fates)
         found.stuck_and_back = sum("went back" in one.reason for one in refused)
         found.forgiven = len(_lines(folder / "forgiven"))
+        found.surprises = dict(Counter(line[:120] for line in _lines(folder / "surprises")))
         found.receipts = len(set(_lines(folder / "receipts")))
         found.lost["receipts beside payments"] = found.receipts - len(settled)
         deaths = [json.loads(line) for line in _lines(folder / "deaths.jsonl")]
@@ -239,11 +249,22 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
     jobs = options.jobs or (QUICK_JOBS if report.quick else JOBS)
     scale = options.scale
     usual = Conditions(LEAST_S * scale, MOST_S * scale, FAILING_PPM, STUCK_PPM, STUCK_S * scale)
-    found = await _tried(report, jobs, scale, usual, "", options)
+    folders = options.keep or Path(tempfile.mkdtemp(prefix="nodewire-chaos-pay-"))
+    try:
+        await _measure(report, Setup(folders, report.seed, jobs, scale, usual, (0, 0, 0)), options)
+    finally:
+        if options.keep is None:
+            shutil.rmtree(folders)
+
+
+async def _measure(report: Report, setup: Setup, options: argparse.Namespace) -> None:
+    jobs, scale = setup.jobs, setup.scale
+    found = await _tried(setup, PATIENCE_S)
     report.arms["chaos"] = {"scale": scale, **_document(found)}
     report.line("jobs", found.jobs if found.ended else 0, "==", jobs)
     report.line("double_paid_msat", found.double_paid_msat, "==", 0)
     report.line("lost_msat", found.lost_msat, "==", 0)
+    report.line("surprises", sum(found.surprises.values()), "==", 0)
     for role in ROLES:
         for how in ("at a moment", "before"):
             count = sum(n for name, n in found.died.items() if name.startswith(f"{role}, {how}"))
@@ -252,31 +273,26 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
     report.line("stuck", found.stuck, ">", 0)
     if options.only_real:
         return
-    stuck = replace(usual, stuck_ppm=MUTANT_STUCK_PPM)
-    mutants = [name for name in LEDGERS if name]
-    caught = []
-    for name in mutants:
-        found = await _tried(report, MUTANT_JOBS, scale, stuck, name, options)
-        report.arms[f"mutant {name}"] = _document(found)
-        caught += [] if found.is_clean else [name]
-    report.line("mutants_caught", len(caught), "==", len(mutants))
+    stuck = replace(setup.conditions, stuck_ppm=MUTANT_STUCK_PPM)
+    mutants = {name: replace(setup, jobs=MUTANT_JOBS, conditions=stuck, mutant=name) for name in LEDGERS if name}
+    patience_s = MUTANT_PATIENCE * MUTANT_JOBS * found.seconds / jobs + MUTANT_MORE_S
+    tried = await asyncio.gather(*(_tried(mutant, patience_s) for mutant in mutants.values()))
+    for name, one in zip(mutants, tried, strict=True):
+        report.arms[f"mutant {name}"] = _document(one)
+    report.line("mutants_caught", sum(not one.is_clean for one in tried), "==", len(mutants))
 
 
-async def _tried(
-    report: Report, jobs: int, scale: float, conditions: Conditions, mutant: str, options: argparse.Namespace
-) -> Found:
-    say(f"{jobs} jobs{f' with the mutant {mutant}' if mutant else ''}")
-    with tempfile.TemporaryDirectory(prefix="nodewire-chaos-pay-") as folder:
-        ports = free_port(), free_port(), free_port()
-        setup = Setup(Path(folder), report.seed, jobs, scale, conditions, ports, mutant=mutant)
-        try:
-            found = await Trial(setup).run()
-        finally:
-            if options.keep:
-                shutil.copytree(folder, options.keep / (mutant or "chaos"), dirs_exist_ok=True)
+async def _tried(setup: Setup, patience_s: float) -> Found:
+    named = setup.mutant or "the real ledger"
+    say(f"{setup.jobs} jobs with {named}")
+    folder = setup.folder / (setup.mutant or "real")
+    folder.mkdir(parents=True)
+    ports = free_port(), free_port(), free_port()
+    found = await Trial(replace(setup, folder=folder, ports=ports), patience_s).run()
     say(
-        f"{found.payments} payments, {sum(found.died.values())} deaths, {found.no_route} without a route, {found.stuck} "
-        f"stuck; double paid {found.double_paid_msat} msat, lost {found.lost_msat} msat; {found.seconds} s"
+        f"{named}: {found.payments} payments, {sum(found.died.values())} deaths, {found.no_route} without a route, "
+        f"{found.stuck} stuck; double paid {found.double_paid_msat} msat, lost {found.lost_msat} msat"
+        f"{'' if found.ended else ', given up'}; {found.seconds} s"
     )
     return found
 
@@ -295,6 +311,7 @@ def _document(found: Found) -> dict[str, Any]:
         "stuck": found.stuck,
         "stuck_and_back": found.stuck_and_back,
         "forgiven": found.forgiven,
+        "surprises": found.surprises,
         "died": found.died,
         "seconds": found.seconds,
     }
@@ -302,10 +319,10 @@ def _document(found: Found) -> dict[str, Any]:
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=0, help=f"{JOBS}, or {QUICK_JOBS} with --quick")
-    parser.add_argument("--scale", type=float, default=0.1, help="of every time; 1 has payments take 0.2 to 5 s")
+    parser.add_argument("--scale", type=float, default=0.05, help="of every time; 1 has payments take 0.2 to 5 s")
     parser.add_argument("--only-real", action="store_true", help="without the mutants")
-    parser.add_argument("--keep", type=Path, help="copy the books there")
+    parser.add_argument("--keep", type=Path, help="leave the books in this folder, which must be new")
 
 
 if __name__ == "__main__":
-    run("market.chaos_pay", __doc__, measure, add=_options)
+    run("chaos_pay", __doc__, measure, add=_options)

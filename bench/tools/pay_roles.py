@@ -24,7 +24,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from nodewire.errors import NodewireError, NotAllowed, PaymentRequired
+from nodewire.errors import LinkLost, NodewireError, NotAllowed, PaymentFailed, PaymentRequired, TimedOut
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts import debts, payer
@@ -43,13 +43,17 @@ from simnet.journal import Journal
 from simnet.wallet import SimWallet
 
 RELAYS = ("wss://relay.invalid",)
-CREDIT = CreditTerms(20_000, 100_000)
+CREDIT = CreditTerms(8_000, 40_000)
 MOST_CHUNKS, MOST_MSAT = 7, 8_000
-AT_ONCE = 4
+AT_ONCE = 10
 """Jobs that the customer has at a time."""
 WAIT_S, EXPIRY_S = payer._WAIT_S, 40.0
 """How long a payer waits for a payment, and how long an invoice lives, before `Setup.scale`."""
+TROUBLE = (LinkLost, PaymentFailed, TimedOut)
+"""What a customer meets where others die and payments fail. Anything else is a fault."""
 AGAIN_S = 0.05
+LATE_S = 4.0
+"""How long a claim is on its way at most, before `Setup.scale`: claims come in another order than they were made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +289,7 @@ class CustomerLife:
     def __init__(self, setup: Setup, last: int) -> None:
         payer._WAIT_S = WAIT_S * setup.scale
         self._setup = setup
+        self._late = random.Random(f"{setup.seed}/late")
         self._ledger = setup.ledger("customer")
         self._wallet = SimWallet(setup.network_url, setup.tokens[0])
         self._payer = Payer(setup.customer, self._wallet, self._ledger, network=invoices.REGTEST)
@@ -329,7 +334,7 @@ class CustomerLife:
         for chunk in range(len(setup.amounts(number))):
             amount_msat = await self._delivered(session, number, chunk)
             key = Key(setup.job(number), setup.provider.public, chunk)
-            paying.append(asyncio.create_task(self._pay(key, amount_msat, CREDIT)))
+            paying.append(asyncio.create_task(self._hear(key, amount_msat)))
         await asyncio.gather(*paying)
         self._payer.end(setup.job(number), len(paying))
         if self._payer.is_due(setup.provider.public):
@@ -346,6 +351,10 @@ class CustomerLife:
                         return int((await answer.json())["amount_msat"])
             await asyncio.sleep(AGAIN_S)
 
+    async def _hear(self, key: Key, amount_msat: int) -> None:
+        await asyncio.sleep(self._late.random() * LATE_S * self._setup.scale)
+        await self._pay(key, amount_msat, CREDIT)
+
     async def _pay(self, key: Key, amount_msat: int, credit: CreditTerms | None) -> Debt | None:
         """Pay a chunk, again after every error; None if the payee says that it is paid."""
         while True:
@@ -353,14 +362,17 @@ class CustomerLife:
                 return await self._payer.pay(
                     key, amount_msat, self._fetch, relays=RELAYS, lnurl=lnurl.encode(self._setup.lnurl), credit=credit
                 )
-            except NotAllowed as error:
-                if error.field == PAID:
-                    with (self._setup.folder / "forgiven").open("a") as file:
-                        file.write(f"{key.job} {key.chunk} {amount_msat}\n")
+            except NodewireError as error:
+                if isinstance(error, NotAllowed) and error.field == PAID:
+                    self._note("forgiven", f"{key.job} {key.chunk}")
                     return None
+                if not isinstance(error, TROUBLE):
+                    self._note("surprises", f"{type(error).__name__}: {error}")
                 await asyncio.sleep(AGAIN_S)
-            except NodewireError:
-                await asyncio.sleep(AGAIN_S)
+
+    def _note(self, name: str, line: str) -> None:
+        with (self._setup.folder / name).open("a") as file:
+            file.write(line + "\n")
 
 
 def _listen(port: int) -> socket.socket:
@@ -373,5 +385,3 @@ _kept: set[asyncio.Task[Any]] = set()
 def _keep(task: asyncio.Task[Any]) -> None:
     _kept.add(task)
     task.add_done_callback(_kept.discard)
-
-

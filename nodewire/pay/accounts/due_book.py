@@ -241,13 +241,13 @@ class DueBook(Book):
 
     def tab_msat(self, customer: str) -> int:
         """What a customer key owes for what was done, overdue or not: no deposits."""
-        sql = "SELECT coalesce(sum(amount_msat), 0) FROM dues WHERE customer = ? AND state = 'due' AND due_by_s < ?"
-        return int(self._db.execute(sql, (customer, dues.NEVER_S)).fetchone()[0])
+        row = self._db.execute("SELECT owed_msat FROM accounts WHERE customer = ?", (customer,)).fetchone()
+        return 0 if row is None else int(row[0])
 
     def paid_msat(self, customer: str) -> int:
         """What a customer key has paid in all."""
-        sql = "SELECT coalesce(sum(amount_msat), 0) FROM quotes WHERE customer = ?"
-        return int(self._db.execute(sql, (customer,)).fetchone()[0])
+        row = self._db.execute("SELECT paid_msat FROM accounts WHERE customer = ?", (customer,)).fetchone()
+        return 0 if row is None else int(row[0])
 
     def accounts(self) -> list[Account]:
         """Those of every customer that ever owed or paid, the largest debt first."""
