@@ -2,7 +2,7 @@
 `make chaos-pay`.
 
 A customer, a provider and the simulated Lightning network are three processes: real payer, till, ledgers, LNURL
-endpoint and wallets in whole satoshis (`bench.tools.pay_roles`). The customer buys seeded jobs, ten at a time. Payments
+endpoint and wallets in whole satoshis (`bench.tools.pay_roles`). The customer buys seeded jobs, six at a time. Payments
 take 0.2 to 5 s, some find no route, some are stuck for longer than the payer waits, and half of these go back. Each
 life of a process ends by SIGKILL, before a step of its books that is drawn, or at a moment that is drawn from outside.
 When all jobs are bought, the customer pays what it owes, and the books are compared with the wallets.
@@ -53,9 +53,13 @@ LEAST_S, MOST_S, STUCK_S = 0.2, 5.0, 90.0
 FAILING_PPM, STUCK_PPM = 120_000, 40_000
 MUTANT_STUCK_PPM = 400_000
 """Payments of a mutant's run: what it forgets matters while they are under way."""
-MOST_STEPS = 160
+MOST_STEPS = 60
 """A process that dies at a step does so at one of so many."""
+FIRST_S, LATER = 1.0, 1.3
+"""A process lives for about so long; that much longer each time that no job has ended meanwhile."""
 ROLES = ("network", "provider", "customer")
+PRELOADED = ["bench.tools.pay_roles", "bench.report", "processes.market", "simnet.service", "nodewire.metrics.endpoint"]
+"""What a life needs: it is forked from a process that has it."""
 PATIENCE_S = 1_800.0
 """After which a run that does not end is given up, and not ok."""
 MUTANT_PATIENCE, MUTANT_MORE_S = 4.0, 20.0
@@ -102,7 +106,7 @@ class Trial:
         self._setup, self._patience_s = setup, patience_s
         self._rng = random.Random(f"{setup.seed}/deaths")
         self._forks = multiprocessing.get_context("forkserver")
-        self._forks.set_forkserver_preload(["bench.tools.pay_roles"])
+        self._forks.set_forkserver_preload(PRELOADED)
         self._killed: Counter[str] = Counter()
         self._is_calm = False
         """Whether nobody is killed any more."""
@@ -110,11 +114,11 @@ class Trial:
     async def run(self) -> Found:
         began = time.monotonic()
         found = Found(self._setup.jobs)
-        living = {role: asyncio.create_task(self._lives(role)) for role in ("network", "provider")}
+        living = {"network": asyncio.create_task(self._lives("network"))}
         try:
             await self._open_accounts()
-            customer = asyncio.create_task(self._lives("customer"))
-            living["customer"] = customer
+            living |= {role: asyncio.create_task(self._lives(role)) for role in ("provider", "customer")}
+            customer = living["customer"]
             async with asyncio.timeout(self._patience_s):
                 await customer
                 self._is_calm = True  # what the provider still has to hear and to tell
@@ -144,20 +148,20 @@ class Trial:
 
     async def _lives(self, role: str) -> None:
         """One life after another, until one ends by itself."""
-        while role == "provider" and not self._setup.tokens[1]:
-            await asyncio.sleep(0.05)
+        life_s = FIRST_S
         while True:
             by_step = not self._is_calm and self._rng.random() < 0.5
             # Of a few steps as often as of many, so that the first ones are met as well.
             last = int(MOST_STEPS ** self._rng.random()) - 1 if by_step else -1
-            after_s = 0.3 + self._rng.random() * 60.0 * self._setup.scale
+            after_s, ended_before = life_s * (0.2 + 1.6 * self._rng.random()), self._count_ended()
             process = self._forks.Process(target=live, args=(role, self._setup, last), daemon=True)
             process.start()
             try:
-                ended = await self._watched(process, None if by_step else after_s)
+                ended = await self._watched(process, after_s)
             finally:
                 process.kill()
                 process.join()
+            life_s = FIRST_S if self._count_ended() > ended_before else life_s * LATER
             if not ended:
                 self._killed[f"{role}, at a moment"] += 1
             elif process.exitcode == 0 and role == "customer":
@@ -165,11 +169,18 @@ class Trial:
             elif process.exitcode != -signal.SIGKILL:
                 raise RuntimeError(f"the {role} ended with {process.exitcode}; {self._log(role)[-600:]}")
 
-    async def _watched(self, process: ForkServerProcess, after_s: float | None) -> bool:
+    def _count_ended(self) -> int:
+        """How many jobs the customer's book has for ended."""
+        try:
+            return int(self._rows("customer", "SELECT count(*) FROM ended")[0][0])
+        except sqlite3.OperationalError:  # it has none yet
+            return 0
+
+    async def _watched(self, process: ForkServerProcess, after_s: float) -> bool:
         """Whether a process has ended by itself; False: it is time to kill it."""
-        until = time.monotonic() + (after_s or 0.0)
+        until = time.monotonic() + after_s
         while process.is_alive():
-            if after_s is not None and not self._is_calm and time.monotonic() > until:
+            if not self._is_calm and time.monotonic() > until:
                 return False
             await asyncio.sleep(0.02)
         return True
@@ -177,7 +188,8 @@ class Trial:
     async def _until_heard(self) -> None:
         """Return when the provider has counted and receipted every payment of the customer's."""
         wanted = self._rows("customer", "SELECT count(*) FROM payments WHERE state = 'paid'")[0][0]
-        while self._rows("provider", "SELECT count(*) FROM quotes WHERE state = 'receipted'")[0][0] < wanted:
+        sql = "SELECT count(*) FROM quotes WHERE state = 'receipted'"
+        while self._rows("provider", sql)[0][0] < wanted:  # noqa: ASYNC110 - another process writes it
             await asyncio.sleep(0.1)
 
     def _rows(self, role: str, sql: str) -> list[tuple[Any, ...]]:

@@ -24,7 +24,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from nodewire.errors import LinkLost, NodewireError, NotAllowed, PaymentFailed, PaymentRequired, TimedOut
+from nodewire.errors import LinkLost, NodewireError, NotAllowed, NotFound, PaymentFailed, PaymentRequired, TimedOut
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts import debts, payer
@@ -45,7 +45,7 @@ from simnet.wallet import SimWallet
 RELAYS = ("wss://relay.invalid",)
 CREDIT = CreditTerms(8_000, 40_000)
 MOST_CHUNKS, MOST_MSAT = 7, 8_000
-AT_ONCE = 10
+AT_ONCE = 6
 """Jobs that the customer has at a time."""
 WAIT_S, EXPIRY_S = payer._WAIT_S, 40.0
 """How long a payer waits for a payment, and how long an invoice lives, before `Setup.scale`."""
@@ -255,9 +255,12 @@ class ProviderLife:
             return web.json_response({}, status=402)
         amount_msat = setup.amounts(number)[chunk]
         due = Due(key, setup.customer.public, amount_msat, int(time.time()) + 30)
-        await self._count(credit, self._ledger.owe(due, claim="claimed"))
-        await self._ledger.flushed()
-        self._ledger.mark_claimed(key)
+        try:
+            await self._count(credit, self._ledger.due(key))
+        except NotFound:
+            await self._count(credit, self._ledger.owe(due, claim="claimed"))
+            await self._ledger.flushed()
+            self._ledger.mark_claimed(key)
         return web.json_response({"amount_msat": amount_msat})
 
     async def _count(self, credit: Credit, due: Due) -> None:
@@ -331,12 +334,15 @@ class CustomerLife:
 
     async def _buy(self, session: aiohttp.ClientSession, number: int) -> None:
         setup, paying = self._setup, []
+        heard = {debt.key.chunk for debt in self._payer.debts_of(setup.job(number))}  # by an earlier life
         for chunk in range(len(setup.amounts(number))):
+            if chunk in heard:
+                continue
             amount_msat = await self._delivered(session, number, chunk)
             key = Key(setup.job(number), setup.provider.public, chunk)
             paying.append(asyncio.create_task(self._hear(key, amount_msat)))
         await asyncio.gather(*paying)
-        self._payer.end(setup.job(number), len(paying))
+        self._payer.end(setup.job(number), len(setup.amounts(number)))
         if self._payer.is_due(setup.provider.public):
             for debt in self._payer.debts_of(setup.job(number))[-1:]:
                 await self._pay(debt.key, debt.amount_msat, None)
