@@ -417,7 +417,7 @@ class Market:
         provider = Provider(name, folder / "provider.toml", tuple(tasks), tuple(command))
         lines = [*self._role(), f'name = "{name}"', *self._provider_lines(provider), *self._wallet()]
         # Addresses stay over a restart, as an operator's do: who owes a node something finds it again.
-        lines += ["[wire]", f'listen = "127.0.0.1:{_free_port()}"', "[lnurl]", f'listen = "127.0.0.1:{_free_port()}"']
+        lines += ["[wire]", f'listen = "127.0.0.1:{free_port()}"', "[lnurl]", f'listen = "127.0.0.1:{free_port()}"']
         lines += ["[credit]", "first_msat = 0", "most_msat = 0"]  # each chunk is paid before the one after the next
         lines += ["[bond]", f"amount_msat = {self._bond_sats * 1_000}"]
         lines += ["[worker]", f'memory = "{self._worker_memory}"', "threads = 1"]
@@ -477,7 +477,7 @@ def _write(path: Path, lines: Sequence[str]) -> Path:
 _ports = iter(random.Random(os.getpid()).sample(range(20_000, 32_000), 12_000))
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Below those that the system hands out to whoever dials: it must be free again when its owner comes back."""
     for port in _ports:
         with socket.socket() as sock, suppress(OSError):

@@ -298,10 +298,15 @@ class DueBook(Book):
         sql = "SELECT coalesce(sum(amount_msat), 0) FROM dues WHERE customer = ? AND state = 'due'"
         return int(self._db.execute(sql, (customer,)).fetchone()[0])
 
+    def tab_msat(self, customer: str) -> int:
+        """What a customer key owes for what was done, overdue or not: no deposits."""
+        row = self._db.execute("SELECT owed_msat FROM accounts WHERE customer = ?", (customer,)).fetchone()
+        return 0 if row is None else int(row[0])
+
     def paid_msat(self, customer: str) -> int:
         """What a customer key has paid in all."""
-        sql = "SELECT coalesce(sum(amount_msat), 0) FROM quotes WHERE customer = ?"
-        return int(self._db.execute(sql, (customer,)).fetchone()[0]) + self.deposit_msat(customer)
+        row = self._db.execute("SELECT paid_msat FROM accounts WHERE customer = ?", (customer,)).fetchone()
+        return (0 if row is None else int(row[0])) + self.deposit_msat(customer)
 
     def accounts(self) -> list[Account]:
         """Those of every customer that ever owed or paid, the largest debt first."""
@@ -349,11 +354,6 @@ class DueBook(Book):
         sql = "SELECT coalesce(sum(amount_msat), 0) FROM dues WHERE state = 'settled'"
         rows = self._db.execute(sql) if job is None else self._db.execute(sql + " AND job = ?", (job,))
         return int(rows.fetchone()[0])
-
-    def tab_msat(self, customer: str) -> int:
-        """What a customer key has not paid, overdue or not; deposits left out, which nobody need pay."""
-        sql = "SELECT coalesce(sum(amount_msat), 0) FROM dues WHERE customer = ? AND state = 'due' AND due_by_s < ?"
-        return int(self._db.execute(sql, (customer, dues.NEVER_S)).fetchone()[0])
 
     def _due(self, key: Key) -> Due | None:
         found = self._dues(KEY, astuple(key))

@@ -116,10 +116,12 @@ class Payer:
         debt = self._ledger.plan(key, amount_msat, budget=budget, lnurl=lnurl or "", at_s=now_s)
         if terms.credit is not None:
             self._ledger.set_credit(key.payee, terms.credit)
-            if debt.state == "planned" and not self._ledger.is_due(key.payee, now_s, running=True):
+            if self._may_stand(debt):
                 return debt
         async with self._locks.setdefault(key if terms.alone else key.payee, asyncio.Lock()):
             debt = self._ledger.debt(key)
+            if terms.credit is not None and self._may_stand(debt):  # another payment has made room meanwhile
+                return debt
             if debt.state == "paying":
                 debt = await self._resolve(debt, _WAIT_S)
             if debt.state == "paid":
@@ -137,6 +139,10 @@ class Payer:
                 raise _on_its_way()
             return debt
 
+    def _may_stand(self, debt: Debt) -> bool:
+        """Whether a debt may stay on its payee's tab while its job runs."""
+        return debt.state == "planned" and not self._ledger.is_due(debt.key.payee, self._now_s(), running=True)
+
     async def _ask(
         self,
         debt: Debt,
@@ -149,7 +155,8 @@ class Payer:
         info = await self._known_wallet()
         others = [] if terms.alone else [one for one in self._ledger.unpaid_to(debt.key.payee) if self._is_free(one)]
         wanted = [debt, *(one for one in others if one.key != debt.key)]
-        amount_msat = sum(one.left_msat for one in wanted)
+        # The payee may have spent the balance on others: it takes no less for a chunk than that costs.
+        amount_msat = max(debt.amount_msat, sum(one.left_msat for one in wanted))
         if not terms.alone:
             amount_msat = max(info.least_msat, -(-amount_msat // info.unit_msat) * info.unit_msat)
         # A wallet tries no invoice again that failed, and who makes them gives the same one for one request.
