@@ -1,7 +1,7 @@
 """The simulated network over HTTP and JSON.
 
 POST /v1/accounts                     {name, opening_msat}  -> {node, token}       no token needed
-GET  /v1/info                         -> {network, base_fee_msat, fee_ppm, unit_msat, node?}  `node` where a token is sent
+GET  /v1/info                         -> {network, base_fee_msat, fee_ppm, unit_msat, node?}   `node` for a token
 GET  /v1/totals, /healthz                                                          no token needed
 GET  /v1/balance                      -> {balance_msat}
 POST /v1/invoices                     {amount_msat, expiry_s, description | description_hash, payment_hash?}

@@ -4,16 +4,17 @@
   in one market and by the same providers. Tokens/s, and how long drivers waited for credit.
 - meter: a chunk's metering at the customer (`Payer.pay` up to where it decides that nothing need be paid) and at the
   provider (entry and cover), in ms of CPU, the disk apart; on a tab of 20,000 chunks, too.
-- ledger: entries of 1,000 jobs at once, each on disk before its job goes on, beside one transaction and one fsync each.
+- ledger: entries of 1,000 jobs at once, each on disk before its job goes on, beside one transaction and fsync each.
 - chat: a talk of 100 turns at a market price over four providers, and as many more by the same key as make lumps grow.
-  Wallets have whole satoshis. Routing costs 1 sat + 0.1 %, for which the payer's limit is raised to 2 sats: at its usual
-  one of 1 sat no lump below 112 sats would be paid.
+  Wallets have whole satoshis. Routing costs 1 sat + 0.1 %, for which the payer's limit is raised to 2 sats: at the
+  usual one of 1 sat no lump below 112 sats would be paid.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -34,7 +35,7 @@ from nodewire.pay.accounts.payer import Payer
 from processes.market import Market, Model, ProviderSetup, Stock
 from processes.progress import say
 
-COUNTED = ("bench.tools.pay_counter",)
+COUNTED = (sys.executable, "-m", "bench.tools.pay_counter")
 CREDIT_CHUNKS, MOST_CHUNKS = 16, 48
 """How many chunks of a provider its credit is for: at market prices it is for more."""
 PIECE_MSAT = 100
@@ -130,16 +131,10 @@ async def _selling(folder: Path, payment_s: float) -> AsyncIterator[tuple[Market
     )
     stock = Stock(models=models, holders=1)
     async with (
-        Market(folder / "market", providers=2, stock=stock, setup=setup, program=_program()) as market,
+        Market(folder / "market", providers=2, stock=stock, setup=setup, program=COUNTED) as market,
         market.customer("customer") as customer,
     ):
         yield market, customer
-
-
-def _program() -> tuple[str, ...]:
-    import sys
-
-    return (sys.executable, "-m", *COUNTED)
 
 
 # Books.

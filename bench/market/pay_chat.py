@@ -1,7 +1,7 @@
 """Chats at market prices over the accounts layer and the simulated network, without a model. Part of bench.market.pay.
 
-One customer and four providers: real payer, tills, ledgers, LNURL endpoints and credit, wallets in whole satoshis. After
-each entry, and after each payment that a provider counts, both sides' risks are looked at.
+One customer and four providers: real payer, tills, ledgers, LNURL endpoints and credit, wallets in whole satoshis.
+After each entry, and after each payment that a provider counts, both sides' risks are looked at.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from nodewire.pay.accounts.till import Till
 from nodewire.pay.accounts.zaps import split
 from nodewire.pay.lightning import invoices, lnurl
 from nodewire.pay.lightning.lnurl_server import Endpoint, serving
-from nodewire.provider.inference.credit import Credit
 from nodewire.protocol.job.chunk import AHEAD
+from nodewire.provider.inference.credit import Credit
 from simnet.wallet import SimWallet
 
 PROVIDERS, TURNS = 4, 100
@@ -73,6 +73,7 @@ class Seller:
         self._customer, self._prices = customer, prices
         self._credit = Credit(patience_s=600.0)
         self._newest: list[int] = []
+        self._came = asyncio.Event()
 
     async def open(self, stack: AsyncExitStack) -> None:
         listening = socket.create_server(("127.0.0.1", 0))
@@ -104,6 +105,12 @@ class Seller:
         if owed.state == "settled" or self.ledger.is_covered(due.customer):
             await self._credit.paid(due.key.chunk)
 
+    async def heard(self, paid_msat: int) -> None:
+        """Return when its wallet has told of so much."""
+        while self.ledger.paid_msat(self._customer) < paid_msat:
+            self._came.clear()
+            await self._came.wait()
+
     def look(self) -> None:
         owed_msat = self.ledger.tab_msat(self._customer) - sum(self._newest)
         allowed_msat = self._prices.credit.allowed_msat(self.ledger.paid_msat(self._customer))
@@ -111,6 +118,7 @@ class Seller:
 
     def _settled(self, due: Due) -> None:
         """As `provider.inference.service` does."""
+        self._came.set()
         asyncio.get_running_loop().create_task(self._credit.paid(due.key.chunk))
         if self.ledger.is_covered(due.customer):
             asyncio.get_running_loop().create_task(self._credit.cover())
@@ -230,8 +238,8 @@ async def talks(folder: Path, prices: Prices, payment_s: float, chats: int) -> d
         for _ in range(chats - 1):
             await talk.talk(TURNS)
         lumps = talk.lumps()
-        while any(s.ledger.paid_msat(keys.public) < ledger.tab(s.keys.public).paid_msat for s in sellers):
-            await asyncio.sleep(0.05)  # what is paid is on its way to the tills
+        for seller in sellers:
+            await seller.heard(ledger.tab(seller.keys.public).paid_msat)
         grown = [(msat, fee) for msat, fee in lumps if 100 * fee < msat]
         return {
             "chunk_msat": prices.chunk_msat,

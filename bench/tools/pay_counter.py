@@ -1,7 +1,7 @@
 """`nodewire provider ...`, which writes what a chunk's metering takes and how long it waits for credit: `python -m
 bench.tools.pay_counter provider --config FILE`.
 
-Each chunk is a line of $NODEWIRE_COUNTS/<pid>.pay: `ask MS` of CPU, its claim's signature included, or `wait MS` of time.
+Each chunk is a line of $NODEWIRE_COUNTS/<pid>.pay: `ask MS` of CPU, with its claim's signature, or `wait MS` of time.
 """
 
 from __future__ import annotations

@@ -65,8 +65,9 @@ class Till:
     async def quote(self, zap_request: str, amount_msat: int, origin: str = "") -> Invoice:
         """The invoice for a zap request (JSON as received): what LNURL's callback and the wire's frames ask for.
 
-        The request must satisfy NIP-57 appendix D and name a chunk that its author owes, or had paid and owes others,
-        with what is due for that or more. The same request gets the same invoice while that lives, whatever its `origin`.
+        The request must satisfy NIP-57 appendix D and name a chunk that its author owes, with what is due for that or
+        more. If that is paid, its author must owe others. The same request gets the same invoice while that lives,
+        whatever its `origin`.
 
         Raises:
             BadZap: the request breaks a clause.
