@@ -113,6 +113,13 @@ class ProviderSetup:
     worker_memory: str = "200MB"
     bond_sats: int = 0
     """What each provider locks with the simulated network as the holder; 0: there are no bonds."""
+    prices: Mapping[str, int] = field(default_factory=dict)
+    """By model's name, what a piece costs in msat; others cost `PRICE_MSAT`."""
+    credit_msat: tuple[int, int] = (0, 0)
+    """What a key may owe before it has paid, and at most. Without any each chunk is paid before the one after the next.
+    """
+    network: Sequence[str] = ()
+    """Further options of the simulated network."""
 
 
 USUAL_STOCK = Stock()
@@ -142,6 +149,7 @@ class Market:
         self.providers: dict[str, Provider] = {}
         self._size, self._holders, self._wanted = providers, stock.holders, stock.models
         self._fewer = stock.fewer
+        self._setup = setup
         self._dishonest = setup.dishonest
         self._committee_options = tuple(committee)
         self._provider_lines = setup.provider_lines
@@ -192,8 +200,9 @@ class Market:
             ),
         )  # fmt: skip
         simnet = await self.daemon(
-            "simnet", "--port", "0", "--db", self._at("simnet.db"), "--faucet", *holding, program=SIMNET
-        )
+            "simnet", "--port", "0", "--db", self._at("simnet.db"), "--faucet", *holding, *self._setup.network,
+            program=SIMNET,
+        )  # fmt: skip
         self.simnet = simnet["url"]
         self.committee = founded["address"]
         self.models = {model.name: said for model, said in zip(self._wanted, registered, strict=True)}
@@ -418,7 +427,8 @@ class Market:
         lines = [*self._role(), f'name = "{name}"', *self._provider_lines(provider), *self._wallet()]
         # Addresses stay over a restart, as an operator's do: who owes a node something finds it again.
         lines += ["[wire]", f'listen = "127.0.0.1:{free_port()}"', "[lnurl]", f'listen = "127.0.0.1:{free_port()}"']
-        lines += ["[credit]", "first_msat = 0", "most_msat = 0"]  # each chunk is paid before the one after the next
+        first_msat, most_msat = self._setup.credit_msat
+        lines += ["[credit]", f"first_msat = {first_msat}", f"most_msat = {most_msat}"]
         lines += ["[bond]", f"amount_msat = {self._bond_sats * 1_000}"]
         lines += ["[worker]", f'memory = "{self._worker_memory}"', "threads = 1"]
         for model, said in self.models.items():
@@ -426,7 +436,7 @@ class Market:
             if held:
                 lines += ["[[serve]]", f'manifest = "{said["address"]}"', f"tasks = {json.dumps(held)}"]
                 lines += [
-                    f"price_msat = {PRICE_MSAT}",
+                    f"price_msat = {self._setup.prices.get(model, PRICE_MSAT)}",
                     f"us_per_position = {us_per_position}",
                     f"slots = {self._slots}",
                 ]

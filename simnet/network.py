@@ -171,10 +171,8 @@ def apply(event: Event, network: Network) -> Network:
             return _join(event, network)
         case InvoiceIssue():
             return _invoice(event, network)
-        case PaymentOffer():
-            return _offer(event, network)
-        case PaymentReturn():
-            return _return(event, network)
+        case PaymentOffer() | PaymentReturn():
+            return _travel(event, network)
         case InvoiceSettlement():
             return _settle(event, network)
         case InvoiceCancellation(payment_hash, at_s):
@@ -232,6 +230,10 @@ def _invoice(event: InvoiceIssue, network: Network) -> Network:
         event.preimage,
     )
     return replace(network, invoices=network.invoices.including(event.payment_hash, invoice))
+
+
+def _travel(event: PaymentOffer | PaymentReturn, network: Network) -> Network:
+    return _offer(event, network) if isinstance(event, PaymentOffer) else _return(event, network)
 
 
 def _offer(event: PaymentOffer, network: Network) -> Network:
