@@ -133,7 +133,7 @@ quality-train: $(VENV)/.installed ## DiLoCo beside centralized training; draws d
 byzantine: $(VENV)/.installed ## jobs with a cheater among the providers (ARGS="--quick --only scaled")
 	@$(VENV)/bin/python -m bench.verification.byzantine $(ARGS)
 
-lightning: $(VENV)/.dev ## three real Lightning nodes on regtest, the wallets' tests on them, deaths in mid-payment (ARGS="--stay")
+lightning: $(VENV)/.dev ## three real Lightning nodes on regtest: wallets' tests, a market, deaths in mid-payment (ARGS="--stay")
 	@$(VENV)/bin/python -m tools.lightning.check $(ARGS)
 
 fraud: $(VENV)/.installed ## cheats that audits of training catch, and honest rounds that they reject (ARGS="--quick")

@@ -57,13 +57,15 @@ _ENDING_S = 5.0
 @dataclass(frozen=True, slots=True)
 class Model:
     """A model that the market sells: its folder, the memory that a piece may need, its name; `as_tensors`: it is cut
-    without a tokenizer; `dtype`: of a decoder's arithmetic, its own unless given."""
+    without a tokenizer; `dtype`: of a decoder's arithmetic, its own unless given; `split`: a decoder's layers by stage,
+    in place of the memory."""
 
     folder: Path = DECODER
     target: str = DECODER_TARGET
     name: str = "pycoder"
     as_tensors: bool = False
     dtype: str = ""
+    split: str = ""
 
 
 @dataclass(slots=True)
@@ -76,6 +78,8 @@ class Provider:
     """(model's name, task) of each piece that it serves."""
     command: tuple[str, ...] = NODEWIRE
     public: str = ""
+    metrics: str = ""
+    """Where it shows what it counts, if its file says that it does."""
     process: asyncio.subprocess.Process | None = None
 
     def signal(self, number: signal.Signals) -> None:
@@ -115,9 +119,9 @@ class ProviderSetup:
     """What each provider locks with the simulated network as the holder; 0: there are no bonds."""
     prices: Mapping[str, int] = field(default_factory=dict)
     """By model's name, what a piece costs in msat; others cost `PRICE_MSAT`."""
-    credit_msat: tuple[int, int] = (0, 0)
+    credit_msat: tuple[int, int] | None = (0, 0)
     """What a key may owe before it has paid, and at most. Without any each chunk is paid before the one after the next.
-    """
+    None: as it is shipped."""
     network: Sequence[str] = ()
     """Further options of the simulated network."""
 
@@ -191,7 +195,8 @@ class Market:
             self.command("committee", "create", self._at("committee"), *founding, *self._committee_options, *where),
             *(
                 self.command(
-                    "register", str(model.folder), "--target-vram", model.target, "--name", model.name,
+                    "register", str(model.folder), "--name", model.name,
+                    *(("--split", model.split) if model.split else ("--target-vram", model.target)),
                     "--sessions", str(self._slots), "--key", self._at(f"author-{model.name}.nsec"), *where,
                     *(("--as-tensors",) if model.as_tensors else ()),
                     *(("--dtype", model.dtype) if model.dtype else ()),
@@ -199,11 +204,7 @@ class Market:
                 for model in self._wanted
             ),
         )  # fmt: skip
-        simnet = await self.daemon(
-            "simnet", "--port", "0", "--db", self._at("simnet.db"), "--faucet", *holding, *self._setup.network,
-            program=SIMNET,
-        )  # fmt: skip
-        self.simnet = simnet["url"]
+        await self.open_money(*holding)
         self.committee = founded["address"]
         self.models = {model.name: said for model, said in zip(self._wanted, registered, strict=True)}
         say(f"{self._size} providers")
@@ -282,6 +283,7 @@ class Market:
             program=provider.command,
         )  # fmt: skip
         provider.process, provider.public = self.processes[name], ready["public"]
+        provider.metrics = ready.get("metrics", "")
         return provider
 
     async def kill_provider(self, name: str) -> None:
@@ -295,16 +297,29 @@ class Market:
         """The provider with this public key. Raises StopIteration."""
         return next(p for p in self.providers.values() if p.public == public)
 
+    # Money. Another network has its own.
+
+    async def open_money(self, *holding: str) -> None:
+        """Start the network that the wallets are of. `holding`: what makes it a holder of bonds."""
+        simnet = await self.daemon(
+            "simnet", "--port", "0", "--db", self._at("simnet.db"), "--faucet", *holding, *self._setup.network,
+            program=SIMNET,
+        )  # fmt: skip
+        self.simnet = simnet["url"]
+
+    async def open_wallet(self, name: str, sats: int) -> list[str]:
+        """A wallet with so much for the role of this name, and what the role's file says of it."""
+        token = self._at(name, "wallet.token")
+        await self.command("wallet", "open", self.simnet, "--out", token, "--balance", f"{sats}sat")
+        return ["[wallet]", f'url = "{self.simnet}"', 'token_file = "wallet.token"']
+
     # Customers.
 
     async def customer_config(self, name: str, *, sats: int = 1_000_000) -> Path:
         folder = self.folder / name
         folder.mkdir()
-        await self.command(
-            "wallet", "open", self.simnet, "--out", str(folder / "wallet.token"), "--balance", f"{sats}sat"
-        )
         lines = [*self._role(), "max_chunk_msat = 1000000", "max_total_msat = 100000000", "private_endpoints = true"]
-        return _write(folder / "customer.toml", [*lines, *self._wallet()])
+        return _write(folder / "customer.toml", [*lines, *await self.open_wallet(name, sats)])
 
     @asynccontextmanager
     async def customer(self, name: str) -> AsyncIterator[Customer]:
@@ -421,14 +436,14 @@ class Market:
         name = name or f"provider-{len(self.providers)}"
         folder = self.folder / name
         folder.mkdir()
-        stake = f"{2 * self._bond_sats}sat"  # and what moving it costs
-        await self.command("wallet", "open", self.simnet, "--out", str(folder / "wallet.token"), "--balance", stake)
+        wallet = await self.open_wallet(name, 2 * self._bond_sats)  # the stake, and what moving it costs
         provider = Provider(name, folder / "provider.toml", tuple(tasks), tuple(command))
-        lines = [*self._role(), f'name = "{name}"', *self._provider_lines(provider), *self._wallet()]
+        lines = [*self._role(), f'name = "{name}"', *self._provider_lines(provider), *wallet]
         # Addresses stay over a restart, as an operator's do: who owes a node something finds it again.
         lines += ["[wire]", f'listen = "127.0.0.1:{free_port()}"', "[lnurl]", f'listen = "127.0.0.1:{free_port()}"']
-        first_msat, most_msat = self._setup.credit_msat
-        lines += ["[credit]", f"first_msat = {first_msat}", f"most_msat = {most_msat}"]
+        if self._setup.credit_msat is not None:
+            first_msat, most_msat = self._setup.credit_msat
+            lines += ["[credit]", f"first_msat = {first_msat}", f"most_msat = {most_msat}"]
         lines += ["[bond]", f"amount_msat = {self._bond_sats * 1_000}"]
         lines += ["[worker]", f'memory = "{self._worker_memory}"', "threads = 1"]
         for model, said in self.models.items():
@@ -459,9 +474,6 @@ class Market:
             f'blossom = ["{self.blossom}"]',
             f'committee = "{self.committee}"',
         ]
-
-    def _wallet(self) -> list[str]:
-        return ["[wallet]", f'url = "{self.simnet}"', 'token_file = "wallet.token"']
 
     @asynccontextmanager
     async def _watching(self) -> AsyncIterator[None]:

@@ -27,9 +27,15 @@ class Figures:
         self.took: defaultdict[int, Durations] = defaultdict(Durations)
         """By kind: those served."""
         self.chunks = 0
+        self.waits_s = 0.0
+        """How long chunks waited for money, together."""
         self.steps = 0
         self.untold = 0
         """Refusals that there was no room for."""
+
+    def waited(self, took_s: float) -> None:
+        """A chunk waited so long until one before it was paid, or within its customer's credit."""
+        self.waits_s += took_s
 
     def refused(self, kind: int, error: NodewireError) -> None:
         """`kind` is the event's, and so whatever a relay sends."""

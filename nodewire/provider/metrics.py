@@ -34,6 +34,10 @@ JOBS = counter(
 TIME = histogram("nodewire_provider_job_seconds", "Jobs served, from admission to the last payment.", "kind")
 IN_FLIGHT = gauge("nodewire_provider_jobs_in_flight", "Jobs that are open now.", "kind")
 CHUNKS = counter("nodewire_provider_chunks_total", "Chunks of inference that were computed and committed to.")
+WAITS = counter(
+    "nodewire_provider_payment_wait_seconds_total",
+    "Seconds that chunks of inference waited until one before was paid, or within its customer's credit.",
+)
 STEPS = counter("nodewire_provider_training_steps_total", "Inner steps of rounds that were delivered.")
 UNTOLD = counter(
     "nodewire_provider_refusals_untold_total", "Refusals that nobody was told, for the day's room for them was full."
@@ -69,7 +73,7 @@ LISTED = gauge(
 OUTAGE = gauge(
     "nodewire_provider_outage", "1 while this node cannot serve for a reason of its own; the cause says which.", "cause"
 )
-JOB_FAMILIES = (JOBS, TIME, IN_FLIGHT, CHUNKS, STEPS, UNTOLD, PAID, PAYMENTS, DEPOSITS, TIPS, OWED, OVERDUE)
+JOB_FAMILIES = (JOBS, TIME, IN_FLIGHT, CHUNKS, WAITS, STEPS, UNTOLD, PAID, PAYMENTS, DEPOSITS, TIPS, OWED, OVERDUE)
 SERVING_FAMILIES = (SLOTS, BUSY, PRICE, BOND, BOND_UNTIL, EPOCH, CERTIFIED_EPOCH, LISTED, OUTAGE)
 TRAINING_FAMILIES = (FREE,)
 
@@ -102,6 +106,7 @@ class Jobs:
         yield TIME.spread(took)
         yield IN_FLIGHT.by(open_)
         yield CHUNKS.to_metric(sum(half.figures.chunks for half in self._halves))
+        yield WAITS.to_metric(sum(half.figures.waits_s for half in self._halves))
         yield STEPS.to_metric(sum(half.figures.steps for half in self._halves))
         yield UNTOLD.to_metric(sum(half.figures.untold for half in self._halves))
 

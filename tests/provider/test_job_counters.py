@@ -36,6 +36,8 @@ def test_jobs_are_counted_by_kind_and_by_how_they_ended():
     one.figures.refused(8843, BadTag("nonce"))
     other.figures.refused(8840, BadTag("nonce"))
     one.figures.chunks += 2
+    one.figures.waited(0.25)
+    one.figures.waited(0.5)
     other.figures.steps += 30
     found = shown(one, other)
     assert found["jobs_total", "8843", "served", ""] == 1
@@ -45,6 +47,7 @@ def test_jobs_are_counted_by_kind_and_by_how_they_ended():
     assert found["job_seconds_count", "8843"] == 1  # those that were served
     assert (found["jobs_in_flight", "8843"], found["jobs_in_flight", "8840"]) == (3, 1)
     assert (found["chunks_total",], found["training_steps_total",]) == (2, 30)
+    assert found["payment_wait_seconds_total",] == 0.75
 
 
 def test_strangers_add_no_names(monkeypatch):

@@ -1,4 +1,4 @@
-"""`make lightning`: sets the network up, runs the wallets' tests on it, and prints one line of JSON.
+"""`make lightning`: sets the network up, runs the wallets' tests and a market on it, and prints one line of JSON.
 
 `wallet_settings(state_file)` in `network.py` gives what `[wallet]` of three roles says, for a market over these nodes.
 """
@@ -21,6 +21,7 @@ from xml.etree import ElementTree
 from nodewire.pay.lightning.wallet import Wallet
 from nodewire.pay.wallets.electrum import ElectrumWallet
 from nodewire.pay.wallets.nwc import NwcWallet
+from tools.lightning.market import trade
 from tools.lightning.network import ROOT, Network
 from tools.lightning.packages import SetupError, say
 from tools.lightning.rpc import RpcError
@@ -110,14 +111,17 @@ def main() -> int:
         network.forget_invoices()
         latency = asyncio.run(measure_all(json.loads(network.state_file.read_text())["nodes"]))
         tests = {name: run_tests(network.state_file, *chosen) for name, chosen in RUNS.items()}
-    except (SetupError, RpcError, OSError) as error:
+        network.up()
+        market = asyncio.run(trade(network))
+    except (SetupError, RpcError, OSError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     finally:
         if not asked.stay:
             network.down()
-    ok = all(one["passed"] and not one["failed"] and not one["skipped"] for one in tests.values())
-    print(json.dumps({"bench": "lightning", "setup_s": up_s, "latency": latency, "tests": tests, "ok": ok}))
+    ok = market["ok"] and all(one["passed"] and not one["failed"] and not one["skipped"] for one in tests.values())
+    found = {"setup_s": up_s, "latency": latency, "tests": tests, "market": market}
+    print(json.dumps({"bench": "lightning", **found, "ok": ok}))
     return 0 if ok else 1
 
 

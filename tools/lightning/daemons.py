@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from tools.lightning.packages import SetupError
 
 START_S = 90.0
 STOP_S = 30.0
+PORTS = range(10_000, 20_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +82,16 @@ class Daemon:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody listens at now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [one.getsockname()[1] for one in sockets]
+    """Ports of loopback that nobody listens at now, below those that the system hands out to whoever dials: they are
+    written down, and must be free again when the network comes back."""
+    found: list[int] = []
+    for port in random.sample(PORTS, len(PORTS)):
+        with contextlib.suppress(OSError):
+            socket.create_server(("127.0.0.1", port)).close()
+            found.append(port)
+        if len(found) == count:
+            break
+    return found
 
 
 def is_listening(port: int) -> bool:

@@ -419,4 +419,5 @@ def _blaming(provider: str, fetch: Fetch) -> Fetch:
 
 def _credit(ad: Ad) -> CreditTerms:
     """How much the provider says that it may be owed."""
-    return CreditTerms(ad.credit.first_msat, ad.credit.most_msat) if ad.credit is not None else NO_CREDIT
+    credit = ad.credit
+    return CreditTerms(credit.first_msat, credit.most_msat, credit.unit_msat) if credit is not None else NO_CREDIT

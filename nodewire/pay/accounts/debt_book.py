@@ -117,12 +117,15 @@ class DebtBook(Book):
         """Keep how much the payee says that it may be owed."""
         if credit == self.credit(payee):
             return
-        sql = "INSERT INTO credits VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET first_msat = excluded.first_msat"
-        self._db.execute(f"{sql}, most_msat = excluded.most_msat", (payee, credit.first_msat, credit.most_msat))
+        sql = "INSERT INTO credits VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET first_msat = excluded.first_msat"
+        sql += ", most_msat = excluded.most_msat, unit_msat = excluded.unit_msat"
+        self._db.execute(sql, (payee, *astuple(credit)))
 
     def credit(self, payee: str) -> CreditTerms:
         """How much the payee may be owed, by what it said last; nothing where it never did."""
-        row = self._db.execute("SELECT first_msat, most_msat FROM credits WHERE payee = ?", (payee,)).fetchone()
+        row = self._db.execute(
+            "SELECT first_msat, most_msat, unit_msat FROM credits WHERE payee = ?", (payee,)
+        ).fetchone()
         return NO_CREDIT if row is None else CreditTerms(*row)
 
     def is_due(self, payee: str, now_s: float, *, running: bool = False) -> bool:

@@ -49,6 +49,8 @@ class CreditTerms:
 
     first_msat: int = 0
     most_msat: int = 0
+    unit_msat: int = 1
+    """A payment is of so much, or whole multiples."""
 
     def earned_msat(self, paid_msat: int) -> int:
         """What a key may owe for any time, having paid `paid_msat`."""

@@ -171,7 +171,7 @@ CREATE INDEX IF NOT EXISTS quotes_unreceipted ON quotes (state) WHERE state = 's
 {_kept("accounts", "customer", "dues", {"owed_msat": _ON_TAB})}
 {_kept("accounts", "customer", "quotes", {"paid_msat": "ROW.amount_msat"})}
 CREATE TABLE IF NOT EXISTS credits (
-    payee TEXT PRIMARY KEY, first_msat INTEGER NOT NULL, most_msat INTEGER NOT NULL
+    payee TEXT PRIMARY KEY, first_msat INTEGER NOT NULL, most_msat INTEGER NOT NULL, unit_msat INTEGER NOT NULL
 ) STRICT;
 CREATE TABLE IF NOT EXISTS signed_tabs (
     job TEXT PRIMARY KEY, customer TEXT NOT NULL, chunk INTEGER NOT NULL, total_msat INTEGER NOT NULL,

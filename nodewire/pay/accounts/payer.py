@@ -99,10 +99,10 @@ class Payer:
     ) -> Debt:
         """Zap `key.payee` for one chunk and return the paid debt; a chunk that is paid is not paid again.
 
-        With it goes whatever else is owed to the payee, in whole units of the wallet: what is more than that is paid
-        ahead. `terms` say where it is otherwise. `fetch` gets the invoice (over LNURL, or over the wire), `relays` are
-        where the receipt goes, `lnurl` is the endpoint's URL as "lnurl1...". A failed payment may be asked for again:
-        it fetches a new invoice.
+        With it goes whatever else is owed to the payee, in whole units of both wallets. The payee says its own with its
+        credit. What is more than is owed is paid ahead. `terms` say where it is otherwise. `fetch` gets the invoice
+        (over LNURL, or over the wire), `relays` are where the receipt goes, `lnurl` is the endpoint's URL as
+        "lnurl1...". A failed payment may be asked for again: it fetches a new invoice.
 
         Raises:
             PaymentFailed: the wallet's record says that nothing was paid.
@@ -158,7 +158,8 @@ class Payer:
         # The payee may have spent the balance on others: it takes no less for a chunk than that costs.
         amount_msat = max(debt.amount_msat, sum(one.left_msat for one in wanted))
         if not terms.alone:
-            amount_msat = max(info.least_msat, -(-amount_msat // info.unit_msat) * info.unit_msat)
+            unit_msat = max(info.unit_msat, self._ledger.credit(debt.key.payee).unit_msat)
+            amount_msat = max(info.least_msat, -(-amount_msat // unit_msat) * unit_msat)
         # A wallet tries no invoice again that failed, and who makes them gives the same one for one request.
         created_at = int(self._now_s()) + len(debt.parts)
         request = terms.build(self._keys, debt.key, amount_msat, relays=relays, lnurl=lnurl, created_at=created_at)

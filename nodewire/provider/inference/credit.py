@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 from nodewire.errors import NodewireError, PaymentRequired
@@ -18,8 +19,10 @@ LAST_PAYMENTS_S = 5.0
 class Credit:
     """One job's chunks as the provider's own wallet sees them."""
 
-    def __init__(self, *, patience_s: float) -> None:
+    def __init__(self, *, patience_s: float, waited: Callable[[float], None] = lambda took_s: None) -> None:
+        """`waited`: told each wait of a chunk for money, in seconds."""
         self._patience_s = patience_s
+        self._waited = waited
         self._unpaid = 0
         """The first chunk that is not paid."""
         self._paid: set[int] = set()
@@ -35,6 +38,7 @@ class Credit:
         """
         if self._may(chunk):
             return
+        began_s = time.monotonic()
         try:
             async with asyncio.timeout(self._patience_s), self._changed:
                 await self._changed.wait_for(lambda: self._may(chunk))
@@ -42,6 +46,8 @@ class Credit:
             if self._may(chunk):  # it was paid as the time was up
                 return
             raise PaymentRequired(f"chunk {chunk - AHEAD}", f"not paid within {self._patience_s:.0f} s") from error
+        finally:
+            self._waited(time.monotonic() - began_s)
 
     @property
     def is_owed(self) -> bool:

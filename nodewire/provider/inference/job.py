@@ -84,6 +84,8 @@ class JobPorts:
     commit: Commit
     begin: Callable[[], None] = lambda: None
     """Told before the first chunk is computed; it raises Busy where that may not be."""
+    waited: Callable[[float], None] = lambda took_s: None
+    """Told each wait of a chunk for money, in seconds."""
 
 
 class JobRun:
@@ -103,7 +105,7 @@ class JobRun:
     ) -> None:
         """`statements`: of a job that may be judged. `tape`: a generation's."""
         self._context = context
-        self.credit = Credit(patience_s=context.patience_s)
+        self.credit = Credit(patience_s=context.patience_s, waited=ports.waited)
         self._kind = kind
         self._mailbox = mailbox
         request, manifest = context.request, context.manifest

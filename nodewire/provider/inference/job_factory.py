@@ -125,6 +125,7 @@ class JobFactory:
                     refuse=self._refuse,
                     commit=commit,
                     begin=lambda: self._admission.begin(request, self._origin_of(request.customer)),
+                    waited=self._figures.waited,
                 ),
                 statements=statements,
                 tape=tape,

@@ -175,6 +175,42 @@ class Slow:
         return await self._wallet.pay(bolt11, **options)
 
 
+async def test_a_lump_is_of_what_the_payees_wallet_takes_whatever_the_payers_does(market):
+    """The payee's wallet may take no others, as that of an LNbits does."""
+    terms = ZapTerms(credit=CreditTerms(1_000, 10_000, unit_msat=1_000))
+    for chunk in range(2):
+        market.deliver(chunk, 333)
+        debt = await market.pay(chunk, 333, terms=terms)
+    assert (debt.state, debt.payment.amount_msat) == ("paid", 1_000)
+    await market.settle(1)
+    assert await market.payee_wallet.balance_msat() == 1_000
+    tab = market.payer.tab(market.provider.public)
+    assert (tab.ahead_msat, market.provider_book.balance_msat(market.customer.public)) == (334, 334)
+
+
+async def test_tills_that_share_a_wallet_count_what_their_own_invoices_brought(open_wallet, tmp_path):
+    """Each follows all that comes into the wallet, and keeps a cursor of its own."""
+    payer, shared = await open_wallet(RICH_MSAT), await open_wallet(0)
+    made = []
+    for name in ("one", "another"):
+        (tmp_path / name).mkdir()
+        made.append(Market(shared, payer, tmp_path / name))
+    for chunk, (market, amount_msat) in enumerate(zip(made * 2, (21_000, 5_000, 1_000, 300), strict=True)):
+        market.deliver(chunk, amount_msat)
+        assert (await market.pay(chunk, amount_msat)).state == "paid"
+    for market in made:
+        async with asyncio.timeout(10):
+            assert await market.settle(4) == []
+    assert [market.provider_book.earned_msat() for market in made] == [22_000, 5_300]
+    assert [market.provider_book.paid_msat(market.customer.public) for market in made] == [22_000, 5_300]
+    assert [len(market.relays.events) for market in made] == [2, 2]
+    tips = [market.provider_book.unbilled.tips_msat() for market in made]
+    assert tips == [0, 0]
+    assert await shared.balance_msat() == 27_300
+    for market in made:
+        market.close()
+
+
 async def test_the_same_request_gets_the_same_invoice_and_another_request_another(market):
     market.deliver()
     requests = [request(market, created_at=n) for n in (1, 2)]

@@ -56,6 +56,25 @@ async def test_who_pays_meanwhile_has_paid(broken):
     await made.all_paid(failed)  # nothing is due: it does not matter what has ended the job
 
 
+async def test_a_wait_for_money_is_told_and_nothing_else_is():
+    waits_s: list[float] = []
+    made = Credit(patience_s=3_600, waited=waits_s.append)
+    await made.due(0)
+    await made.admit(credit.AHEAD - 1)
+    assert waits_s == []
+    waiting = asyncio.create_task(made.admit(credit.AHEAD))
+    await asyncio.sleep(0.05)
+    await made.paid(0)
+    await waiting
+    assert [0.04 < took_s < 30 for took_s in waits_s] == [True]
+    await made.admit(credit.AHEAD)
+    assert len(waits_s) == 1
+    impatient = Credit(patience_s=0.01, waited=waits_s.append)
+    with pytest.raises(PaymentRequired):
+        await impatient.admit(credit.AHEAD)
+    assert len(waits_s) == 2
+
+
 @pytest.mark.parametrize(
     "waits", [lambda made: made.all_paid(), lambda made: made.admit(credit.AHEAD)], ids=["end", "chunk"]
 )
