@@ -46,7 +46,7 @@ from simnet.conditions import Conditions
 from simnet.service import Simnet
 from simnet.wallet import SimWallet
 
-JOBS, QUICK_JOBS, MUTANT_JOBS = 1_000, 60, 40
+JOBS, QUICK_JOBS, MUTANT_JOBS = 1_000, 30, 30
 RICH_MSAT = 100_000_000
 LEAST_S, MOST_S, STUCK_S = 0.2, 5.0, 90.0
 """How long payments take, and how long a stuck one is held beyond that: longer than a payer waits."""
