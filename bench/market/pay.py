@@ -123,7 +123,7 @@ async def _selling(folder: Path, payment_s: float) -> AsyncIterator[tuple[Market
     from tests.kinds.llama import make_llama
 
     decoder = make_llama(folder / "llama", max_position_embeddings=4_096, seed=5, eos_token_id=None)
-    models = tuple(Model(decoder, "1300000", name) for name in ("paid", "free"))
+    models = tuple(Model(decoder, "8MB", name) for name in ("paid", "free"))
     setup = ProviderSetup(
         prices={"paid": PIECE_MSAT, "free": 0},
         credit_msat=(CREDIT_CHUNKS * 2 * PIECE_MSAT, MOST_CHUNKS * 2 * PIECE_MSAT),

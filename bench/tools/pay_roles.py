@@ -24,7 +24,16 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from nodewire.errors import LinkLost, NodewireError, NotAllowed, NotFound, PaymentFailed, PaymentRequired, TimedOut
+from nodewire.errors import (
+    BadInvoice,
+    LinkLost,
+    NodewireError,
+    NotAllowed,
+    NotFound,
+    PaymentFailed,
+    PaymentRequired,
+    TimedOut,
+)
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts import debts, payer
@@ -47,7 +56,7 @@ CREDIT = CreditTerms(8_000, 40_000)
 MOST_CHUNKS, MOST_MSAT = 7, 8_000
 AT_ONCE = 6
 """Jobs that the customer has at a time."""
-WAIT_S, EXPIRY_S = payer._WAIT_S, 40.0
+WAIT_S, EXPIRY_S = payer._WAIT_S, 60.0
 """How long a payer waits for a payment, and how long an invoice lives, before `Setup.scale`."""
 TROUBLE = (LinkLost, PaymentFailed, TimedOut)
 """What a customer meets where others die and payments fail. Anything else is a fault."""
@@ -372,7 +381,8 @@ class CustomerLife:
                 if isinstance(error, NotAllowed) and error.field == PAID:
                     self._note("forgiven", f"{key.job} {key.chunk}")
                     return None
-                if not isinstance(error, TROUBLE):
+                is_late = isinstance(error, BadInvoice) and error.field == "expiry"  # the machine is slow
+                if not isinstance(error, TROUBLE) and not is_late:
                     self._note("surprises", f"{type(error).__name__}: {error}")
                 await asyncio.sleep(AGAIN_S)
 
