@@ -49,8 +49,9 @@ DECODER_DTYPE: Literal["float32", "bfloat16"] = "float32"
 """So small a model decodes in it about as fast, and verification finds finer deviations."""
 PRICE_MSAT = 3_001
 EPOCH_S = 2.0
-READY_S = 90.0
-COMMAND_S = 120.0
+READY_S = 600.0
+"""For a busy machine. A daemon that ends before is noticed at once."""
+COMMAND_S = 600.0
 _ENDING_S = 5.0
 
 
@@ -218,7 +219,7 @@ class Market:
             await self.add_provider(tasks, command=self._dishonest.get(number, self._program), us_per_position=us)
         await asyncio.gather(*starting, *(self.start_provider(name) for name in self.providers))
         await self._stack.enter_async_context(self._watching())
-        await self.healthy(timeout_s=60)
+        await self.healthy(timeout_s=READY_S)
 
     async def stop(self) -> None:
         """End every process that was started, stopped ones too."""

