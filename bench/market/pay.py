@@ -70,9 +70,7 @@ async def _generation(report: Report, folder: Path, options: argparse.Namespace)
     async with _selling(folder, options.payment_s) as (market, customer):
         for number in range(rounds + 1):  # the first ones warm everything up
             for model in ("paid", "free") if number % 2 else ("free", "paid"):
-                done = await generate(
-                    customer, market.models[model]["address"], PROMPTS[0], tokens, timeout_s=600, ignore_eos=True
-                )
+                done = await generate(customer, market.models[model]["address"], PROMPTS[0], tokens, timeout_s=600)
                 if done.error:
                     raise RuntimeError(f"a generation failed: {done.error}")
                 if number:
