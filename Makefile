@@ -22,8 +22,8 @@ WORKERS ?= 3
 
 say = @printf '\033[1;36m»\033[0m %s\n'
 
-.PHONY: help install base demo test test-fast coverage docs lint fmt bench bench-train chaos chaos-guesses resplit chaos-train chaos-wire nat fuzz-train fuzz-wire fuzz-tasks fuzz-gguf \
-  scale-train quality-train byzantine lightning fraud honest matrix real-model single soak interop bonds model-check constraints clean
+.PHONY: help install base demo test test-fast coverage docs lint fmt bench bench-train chaos chaos-guesses chaos-pay resplit chaos-train chaos-wire nat fuzz-train fuzz-wire fuzz-tasks fuzz-gguf \
+  scale-train quality-train byzantine lightning fraud honest matrix real-model single soak interop bonds model-check pay constraints clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -94,6 +94,9 @@ resplit: $(VENV)/.installed ## generations that go on over another ring when the
 chaos-guesses: $(VENV)/.installed ## kills while drivers guess, for half an hour (ARGS="--onto chaos.json" goes on)
 	@$(VENV)/bin/python -m bench.market.chaos --lookahead 8 --kills --minutes 30 $(ARGS)
 
+chaos-pay: $(VENV)/.installed ## jobs whose customer, provider and Lightning network die amid payments (ARGS="--quick")
+	@$(VENV)/bin/python -m bench.market.chaos_pay $(ARGS)
+
 chaos-train: $(VENV)/.installed ## trainings that lose a provider or their customer at every step (ARGS="--quick")
 	@$(VENV)/bin/python -m bench.training.chaos_train $(ARGS)
 
@@ -117,6 +120,9 @@ real-model: $(VENV)/.dev ## SmolLM2 out of its GGUF file, whole and over four pr
 
 fuzz-gguf: $(VENV)/.installed ## 100,000 hostile GGUF files, read as `register` reads them (ARGS="--quick")
 	@$(VENV)/bin/python -m bench.fuzz.fuzz_gguf $(ARGS)
+
+pay: $(VENV)/.installed ## what payment costs: a paid generation beside a free one, metering, ledgers, a talk (ARGS="--quick")
+	@$(VENV)/bin/python -m bench.market.pay $(ARGS)
 
 scale-train: $(VENV)/.installed ## a training with 4 to 256 providers: start, memory, events, validation (ARGS="--quick")
 	@$(VENV)/bin/python -m bench.training.scale_train $(ARGS)

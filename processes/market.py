@@ -107,8 +107,6 @@ class Stock:
     """By task's name, how many hold it instead."""
     slots: int = 4
     """Sessions that every piece has room for."""
-    price_msat: int = PRICE_MSAT
-    """Of a chunk of each piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +118,15 @@ class ProviderSetup:
     provider_lines: Callable[[Provider], Sequence[str]] = lambda provider: ()
     """Further lines of a provider's file."""
     worker_memory: str = "200MB"
-    credit: Sequence[str] = ("first_msat = 0", "most_msat = 0")
-    """What `[credit]` says: by these lines each chunk is paid before the one after the next. None: as it is shipped."""
     bond_sats: int = 0
     """What each provider locks with the simulated network as the holder; 0: there are no bonds."""
+    prices: Mapping[str, int] = field(default_factory=dict)
+    """By model's name, what a piece costs in msat; others cost `PRICE_MSAT`."""
+    credit_msat: tuple[int, int] | None = (0, 0)
+    """What a key may owe before it has paid, and at most. Without any each chunk is paid before the one after the next.
+    None: as it is shipped."""
+    network: Sequence[str] = ()
+    """Further options of the simulated network."""
 
 
 USUAL_STOCK = Stock()
@@ -153,12 +156,12 @@ class Market:
         self.providers: dict[str, Provider] = {}
         self._size, self._holders, self._wanted = providers, stock.holders, stock.models
         self._fewer = stock.fewer
+        self._setup = setup
         self._dishonest = setup.dishonest
         self._committee_options = tuple(committee)
         self._provider_lines = setup.provider_lines
         self._worker_memory = setup.worker_memory
         self._bond_sats, self._slots, self._program = setup.bond_sats, stock.slots, tuple(program)
-        self._price_msat, self._credit = stock.price_msat, setup.credit
         self.epoch_s = epoch_s
         self.processes: dict[str, asyncio.subprocess.Process] = {}
         """Every daemon's, by its name."""
@@ -311,8 +314,9 @@ class Market:
     async def open_money(self, *holding: str) -> None:
         """Start the network that the wallets are of. `holding`: what makes it a holder of bonds."""
         simnet = await self.daemon(
-            "simnet", "--port", "0", "--db", self._at("simnet.db"), "--faucet", *holding, program=SIMNET
-        )
+            "simnet", "--port", "0", "--db", self._at("simnet.db"), "--faucet", *holding, *self._setup.network,
+            program=SIMNET,
+        )  # fmt: skip
         self.simnet = simnet["url"]
 
     async def open_wallet(self, name: str, sats: int) -> list[str]:
@@ -448,8 +452,10 @@ class Market:
         provider = Provider(name, folder / "provider.toml", tuple(tasks), tuple(command))
         lines = [*self._role(), f'name = "{name}"', *self._provider_lines(provider), *wallet]
         # Addresses stay over a restart, as an operator's do: who owes a node something finds it again.
-        lines += ["[wire]", f'listen = "127.0.0.1:{_free_port()}"', "[lnurl]", f'listen = "127.0.0.1:{_free_port()}"']
-        lines += ["[credit]", *self._credit]
+        lines += ["[wire]", f'listen = "127.0.0.1:{free_port()}"', "[lnurl]", f'listen = "127.0.0.1:{free_port()}"']
+        if self._setup.credit_msat is not None:
+            first_msat, most_msat = self._setup.credit_msat
+            lines += ["[credit]", f"first_msat = {first_msat}", f"most_msat = {most_msat}"]
         lines += ["[bond]", f"amount_msat = {self._bond_sats * 1_000}"]
         lines += ["[worker]", f'memory = "{self._worker_memory}"', "threads = 1"]
         for model, said in self.models.items():
@@ -457,7 +463,7 @@ class Market:
             if held:
                 lines += ["[[serve]]", f'manifest = "{said["address"]}"', f"tasks = {json.dumps(held)}"]
                 lines += [
-                    f"price_msat = {self._price_msat}",
+                    f"price_msat = {self._setup.prices.get(model, PRICE_MSAT)}",
                     f"us_per_position = {us_per_position}",
                     f"slots = {self._slots}",
                 ]
@@ -505,7 +511,7 @@ def _write(path: Path, lines: Sequence[str]) -> Path:
 _ports = iter(random.Random(os.getpid()).sample(range(20_000, 32_000), 12_000))
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Below those that the system hands out to whoever dials: it must be free again when its owner comes back."""
     for port in _ports:
         with socket.socket() as sock, suppress(OSError):

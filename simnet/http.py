@@ -1,7 +1,7 @@
 """The simulated network over HTTP and JSON.
 
 POST /v1/accounts                     {name, opening_msat}  -> {node, token}       no token needed
-GET  /v1/info                         -> {network, base_fee_msat, fee_ppm, node?}  `node` where a token is sent
+GET  /v1/info                         -> {network, base_fee_msat, fee_ppm, unit_msat, node?}  `node`: of a token
 GET  /v1/totals, /healthz                                                          no token needed
 GET  /v1/balance                      -> {balance_msat}
 POST /v1/invoices                     {amount_msat, expiry_s, description | description_hash, payment_hash?}
@@ -119,6 +119,7 @@ class _Routes:
     async def info(self, request: web.Request) -> web.Response:
         fees = self._simnet.fees
         said = {"network": invoices.REGTEST, "base_fee_msat": fees.base_msat, "fee_ppm": fees.ppm}
+        said["unit_msat"] = self._simnet.unit_msat
         if "Authorization" in request.headers:
             said["node"] = self._account(request)
         return answer(said)

@@ -28,10 +28,10 @@ CREATE TABLE IF NOT EXISTS nodes (
     node TEXT PRIMARY KEY, name TEXT NOT NULL, secret BLOB NOT NULL, token_sha256 TEXT NOT NULL UNIQUE
 ) STRICT;
 """
-_VERSION = 3
+_VERSION = 4
 _BODY = "CAST(json_remove(CAST(body AS TEXT), '$.is_second') AS BLOB)"
-_STEPS = {1: f"UPDATE events SET body = {_BODY} WHERE type = 'Judged'", 2: ""}
-"""2: nobody stands by for a provider. 3: payments that failed are written down."""
+_STEPS = {1: f"UPDATE events SET body = {_BODY} WHERE type = 'Judged'", 2: "", 3: ""}
+"""2: nobody stands by for a provider. 3: payments that failed are written down. 4: those that were under way, too."""
 _TYPES: dict[str, type[Event | Step]] = {
     "Opened": network.NodeJoin,
     "Invoiced": network.InvoiceIssue,
@@ -51,6 +51,7 @@ _TYPES: dict[str, type[Event | Step]] = {
     "Lapsed": steps.ClaimLapse,
     "Closed": steps.RequestClosure,
     "Refused": network.PaymentRefusal,
+    "Returned": network.PaymentReturn,
 }
 """Logs outlive names: events by what they are written as, and said to be by the API."""
 _TAGS = {cls: tag for tag, cls in _TYPES.items()}

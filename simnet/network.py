@@ -1,6 +1,7 @@
 """The simulated network's state machine: accounts, invoices, and the msat between them. No I/O, no clock.
 
-open ──offer──▶ held ──settle──▶ settled         (a plain invoice is settled as soon as it is held)
+open ──offer──▶ held ──settle──▶ settled         (a plain invoice's payment is held while it is under way)
+  ▲              ├─────return──▶ open            (a plain one's found no route: its payer has everything back)
   │              ├─────cancel──▶ cancelled       (by the payee: the payer has everything back, fee included)
   └──cancel──────┴─────expire──▶ expired         (never offered in time, or held for too long)
 
@@ -77,6 +78,16 @@ class PaymentOffer:
 
 
 @dataclass(frozen=True, slots=True)
+class PaymentReturn:
+    """A plain payment under way has not arrived, and never will. The invoice may still be paid by others."""
+
+    payment_hash: str
+    payer: str
+    reason: str
+    at_s: int
+
+
+@dataclass(frozen=True, slots=True)
 class InvoiceSettlement:
     payment_hash: str
     preimage: str
@@ -117,7 +128,7 @@ class PaymentRefusal:
     at_s: int
 
 
-OfInvoice = InvoiceIssue | PaymentOffer | InvoiceSettlement | InvoiceCancellation | InvoiceExpiry
+OfInvoice = InvoiceIssue | PaymentOffer | PaymentReturn | InvoiceSettlement | InvoiceCancellation | InvoiceExpiry
 Event = NodeJoin | OfInvoice | CoinTransfer | PaymentRefusal
 
 
@@ -156,17 +167,12 @@ def apply(event: Event, network: Network) -> Network:
 
     """
     match event:
-        case NodeJoin(node, opening_msat):
-            if opening_msat < 0:
-                raise BadInput("opening_msat", "negative")
-            if node in network.balances:
-                return network
-            balances = network.balances.including(node, opening_msat)
-            return replace(network, balances=balances, issued_msat=network.issued_msat + opening_msat)
+        case NodeJoin():
+            return _join(event, network)
         case InvoiceIssue():
             return _invoice(event, network)
-        case PaymentOffer():
-            return _offer(event, network)
+        case PaymentOffer() | PaymentReturn():
+            return _travel(event, network)
         case InvoiceSettlement():
             return _settle(event, network)
         case InvoiceCancellation(payment_hash, at_s):
@@ -180,6 +186,15 @@ def apply(event: Event, network: Network) -> Network:
             return _move(event, network)
         case PaymentRefusal():
             return _refuse(event, network)
+
+
+def _join(event: NodeJoin, network: Network) -> Network:
+    if event.opening_msat < 0:
+        raise BadInput("opening_msat", "negative")
+    if event.node in network.balances:
+        return network
+    balances = network.balances.including(event.node, event.opening_msat)
+    return replace(network, balances=balances, issued_msat=network.issued_msat + event.opening_msat)
 
 
 def _refuse(event: PaymentRefusal, network: Network) -> Network:
@@ -217,6 +232,10 @@ def _invoice(event: InvoiceIssue, network: Network) -> Network:
     return replace(network, invoices=network.invoices.including(event.payment_hash, invoice))
 
 
+def _travel(event: PaymentOffer | PaymentReturn, network: Network) -> Network:
+    return _offer(event, network) if isinstance(event, PaymentOffer) else _return(event, network)
+
+
 def _offer(event: PaymentOffer, network: Network) -> Network:
     invoice = network.invoice(event.payment_hash)
     if event.fee_msat < 0:
@@ -245,6 +264,24 @@ def _offer(event: PaymentOffer, network: Network) -> Network:
     )
 
 
+def _return(event: PaymentReturn, network: Network) -> Network:
+    if network.refusal(event.payer, event.payment_hash) is not None:
+        return network
+    invoice = network.invoice(event.payment_hash)
+    if invoice.phase != "held" or invoice.hold_s or invoice.payer != event.payer:
+        raise NotAllowed("invoice", f"no plain payment by this payer is under way: it is {invoice.phase}")
+    returned = replace(invoice, phase="open", payer=None, fee_msat=0, held_at_s=0)
+    refusal = PaymentRefusal(
+        event.payment_hash, event.payer, invoice.amount_msat, invoice.bolt11, event.reason, event.at_s
+    )
+    return replace(
+        network,
+        balances=_credit(network.balances, event.payer, invoice.amount_msat + invoice.fee_msat),
+        invoices=network.invoices.including(invoice.payment_hash, returned),
+        refusals=network.refusals.including(f"{event.payer}/{event.payment_hash}", refusal),
+    )
+
+
 def _settle(event: InvoiceSettlement, network: Network) -> Network:
     invoice = network.invoice(event.payment_hash)
     if not _opens(event.preimage, event.payment_hash):
@@ -270,7 +307,7 @@ def _end(network: Network, payment_hash: str, phase: Phase, at_s: int) -> Networ
     if invoice.phase not in ("open", "held"):
         raise NotAllowed("invoice", f"it is {invoice.phase}")
     if invoice.phase == "held" and invoice.hold_s == 0:
-        raise NotAllowed("invoice", "a plain payment that is held can only settle")
+        raise NotAllowed("invoice", "a plain payment under way settles or returns")
     balances = network.balances
     if invoice.payer is not None:
         balances = _credit(balances, invoice.payer, invoice.amount_msat + invoice.fee_msat)

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import coincurve
 
-from nodewire.errors import NotAllowed, NotFound, OverBudget, PaymentFailed
+from nodewire.errors import BadInput, NotAllowed, NotFound, OverBudget, PaymentFailed
 from nodewire.pay.lightning import invoices
 from simnet import holder_book, network
+from simnet.conditions import AT_ONCE, NO_TROUBLE, Conditions
 from simnet.holder_book import HolderBook
 from simnet.journal import Entry, Journal, Node, token_sha256
 from simnet.network import Event, Invoice, Network, PaymentRefusal
@@ -43,7 +44,8 @@ class Fees:
 class Simnet:
     """The network over its journal at `path`.
 
-    `faucet_msat` is the most that a new account may open with, `now_s` the clock (unix seconds).
+    `faucet_msat` is the most that a new account may open with, `conditions` what becomes of payments of plain
+    invoices, `unit_msat` what amounts are whole multiples of, `now_s` the clock (unix seconds).
     Methods are plain calls: one event loop asks, one journal is written.
     """
 
@@ -53,20 +55,27 @@ class Simnet:
         fees: Fees = Fees(),
         faucet_msat: int = 0,
         now_s: Callable[[], float] = time.time,
+        *,
+        conditions: Conditions = NO_TROUBLE,
+        unit_msat: int = 1,
     ) -> None:
         self.fees = fees
+        self.unit_msat = unit_msat
+        self._conditions = conditions
         self.faucet_msat = faucet_msat
         self._now_s = now_s
         self._journal = Journal(path)
         self._nodes = {node.node: node for node in self._journal.nodes()}
         self._by_token = {node.token_sha256: node.node for node in self._nodes.values()}
         self._deadlines: list[tuple[int, str]] = []
+        self._under_way: list[tuple[float, str]] = []
+        """When plain payments arrive or return, and their hashes."""
         self._changed = asyncio.Event()
         self.state = Network()
         self.book = HolderBook()
         for event in self._journal.replay():
             self._apply(event)
-        self._settle_what_was_held()
+        self._resume()
 
     def open_account(self, name: str, opening_msat: int) -> tuple[str, str]:
         """A new node and the bearer token of its owner, which is not kept.
@@ -113,10 +122,13 @@ class Simnet:
 
         Raises:
             BadInvoice: a value is out of range.
+            BadInput: the amount is of no whole units.
             NotAllowed: the payment hash is taken.
 
         """
         self.sweep()
+        if amount_msat % self.unit_msat:
+            raise BadInput("amount_msat", f"{amount_msat} msat is no multiple of {self.unit_msat} msat")
         if payment_hash is not None and payment_hash in self.state.invoices:
             raise NotAllowed("payment_hash", "another invoice has it")
         preimage = None
@@ -149,7 +161,7 @@ class Simnet:
     def pay(self, payer: str, bolt11: str, max_fee_msat: int) -> Invoice:
         """Pay an invoice of this network; paying it again returns the first payment and moves nothing.
 
-        Returns it settled, or held if it is a hold invoice.
+        Returns it settled; held if it is a hold invoice, or as long as the payment is under way.
 
         Raises:
             BadInvoice: malformed or of another network.
@@ -169,10 +181,13 @@ class Simnet:
                 raise OverBudget("max_fee_msat", f"routing costs {fee_msat} msat, at most {max_fee_msat} msat allowed")
         else:
             fee_msat = known.fee_msat
-        now_s = int(self._now_s())
-        self._commit(network.PaymentOffer(known.payment_hash, payer, fee_msat, now_s), known.payee, payer)
-        if known.preimage is not None:
-            self._commit(network.InvoiceSettlement(known.payment_hash, known.preimage, now_s), known.payee, payer)
+        now_s = self._now_s()
+        self._commit(network.PaymentOffer(known.payment_hash, payer, fee_msat, int(now_s)), known.payee, payer)
+        if known.preimage is not None and known.payer is None:
+            self._send(self.state.invoice(known.payment_hash), now_s)
+            self._end_travels()
+            if (returned := self.state.refusal(payer, known.payment_hash)) is not None:
+                raise PaymentFailed("invoice", returned.reason)
         return self.state.invoice(known.payment_hash)
 
     def attempt(self, payer: str, bolt11: str, max_fee_msat: int) -> Invoice | PaymentRefusal:
@@ -192,6 +207,8 @@ class Simnet:
             known = self.state.invoices.get(asked.payment_hash)
             if known is not None and known.payer == payer:  # it was held, and has gone back
                 return known
+            if (refused := self.state.refusal(payer, asked.payment_hash)) is not None:
+                return refused
             now_s = int(self._now_s())
             refused = PaymentRefusal(asked.payment_hash, payer, asked.amount_msat, asked.bolt11, str(error), now_s)
             self._commit(refused, None, payer)
@@ -258,19 +275,21 @@ class Simnet:
         return self._journal.read(node, after=after, types=("Invoiced",), limit=limit)
 
     def sweep(self) -> None:
-        """Expire what is due."""
+        """Have payments arrive or return that were under way for their time, and expire what is due."""
+        self._end_travels()
         now_s = int(self._now_s())
         while self._deadlines and self._deadlines[0][0] <= now_s:
             _, payment_hash = heapq.heappop(self._deadlines)
             invoice = self.state.invoice(payment_hash)
-            if invoice.phase in ("open", "held") and invoice.deadline_s <= now_s:
+            is_under_way = invoice.phase == "held" and not invoice.hold_s
+            if invoice.phase in ("open", "held") and invoice.deadline_s <= now_s and not is_under_way:
                 self._commit(network.InvoiceExpiry(payment_hash, now_s), invoice.payee, invoice.payer)
 
     def time_s(self) -> float:
         return self._now_s()
 
-    def next_deadline_s(self) -> int | None:
-        return self._deadlines[0][0] if self._deadlines else None
+    def next_deadline_s(self) -> float | None:
+        return min((heap[0][0] for heap in (self._deadlines, self._under_way) if heap), default=None)
 
     async def change(self, timeout_s: float) -> None:
         """Return when anything happened on the network, or after `timeout_s`."""
@@ -314,16 +333,37 @@ class Simnet:
             if isinstance(event, network.InvoiceSettlement):
                 payer = self.state.invoice(event.payment_hash).payer
                 self.book = holder_book.settled(event.payment_hash, payer, event.at_s, self.book)
-            if isinstance(event, network.InvoiceIssue | network.PaymentOffer):
+            if isinstance(event, network.InvoiceIssue | network.PaymentOffer | network.PaymentReturn):
                 invoice = self.state.invoice(event.payment_hash)
                 if invoice.hold_s or invoice.phase == "open":
                     heapq.heappush(self._deadlines, (invoice.deadline_s, invoice.payment_hash))
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _settle_what_was_held(self) -> None:
-        """A crash after a plain payment was offered: it settles, as it would have."""
+    def _send(self, invoice: Invoice, offered_s: float) -> None:
+        """Let a plain payment that is held travel. The holder's routes are its own affair."""
+        own = invoice.payer == self.book.node
+        fate = AT_ONCE if own else self._conditions.fate(invoice.payment_hash)
+        heapq.heappush(self._under_way, (offered_s + fate.after_s, invoice.payment_hash))
+
+    def _end_travels(self) -> None:
+        while self._under_way and self._under_way[0][0] <= self._now_s():
+            self._end_travel(heapq.heappop(self._under_way)[1])
+
+    def _end_travel(self, payment_hash: str) -> None:
+        """A plain payment's time is over: it settles, or returns."""
+        invoice, now_s = self.state.invoice(payment_hash), int(self._now_s())
+        assert invoice.payer is not None and invoice.preimage is not None
+        fate = AT_ONCE if invoice.payer == self.book.node else self._conditions.fate(payment_hash)
+        event: Event = network.InvoiceSettlement(payment_hash, invoice.preimage, now_s)
+        if not fate.arrives:
+            reason = "held on its way, and went back" if fate.is_stuck else "no route with enough on its way"
+            event = network.PaymentReturn(payment_hash, invoice.payer, reason, now_s)
+        self._commit(event, invoice.payee, invoice.payer)
+
+    def _resume(self) -> None:
+        """A crash after a plain payment was offered: it goes on, as it would have."""
         for invoice in self.state.invoices.values():
             if invoice.phase == "held" and invoice.preimage is not None:
-                event = network.InvoiceSettlement(invoice.payment_hash, invoice.preimage, int(self._now_s()))
-                self._commit(event, invoice.payee, invoice.payer)
+                self._send(invoice, invoice.held_at_s)
+        self._end_travels()

@@ -80,7 +80,8 @@ class SimWallet:
         network = str(said["network"])
         if network not in self.networks:
             raise NotAllowed("network", f"a simulated network has play money of {self.networks[0]}, not of {network}")
-        return WalletInfo(f"sim:{said['node']}", network, 1, 1, invoices.MAX_MSAT, ABILITIES)
+        unit_msat = int(said["unit_msat"])
+        return WalletInfo(f"sim:{said['node']}", network, unit_msat, unit_msat, invoices.MAX_MSAT, ABILITIES)
 
     async def balance_msat(self) -> int:
         return int((await self.ask("GET", "/v1/balance"))["balance_msat"])

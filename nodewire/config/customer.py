@@ -47,7 +47,7 @@ class CustomerConfig(Role):
     max_chunk_msat: Msat = 100_000
     """The highest price of a unit over all tasks: of 64 tokens, or of 64 positions of the prompt."""
     max_total_msat: Msat = 10_000_000
-    """The highest price of one job: its chunks and their verification share. Routing fees come on top, at most 1 sat or
+    """The highest price of one job: its chunks and their verification share. Routing fees come on top, at most 2 sat or
     1 % a zap."""
     resplit_msat: Msat | None = None
     """The most that a generation may spend on moves to quicker rings, beside the cost to stay. 0 forbids moves. Empty:

@@ -137,10 +137,10 @@ class TrainConfig(Section):
 
 
 class CreditConfig(Section):
-    first_msat: Msat = 1_000
+    first_msat: Msat = 100
     """What a key that has paid nothing may owe while its first job runs, in msat. Two chunks may always be unpaid."""
     most_msat: Msat = 1_000_000
-    """What a key may owe at most, in msat. It may owe no more than it has paid."""
+    """What a key may owe at most, in msat. It may owe a tenth of what it has paid."""
 
 
 class ProviderConfig(Role):

@@ -31,9 +31,9 @@ class WalletConfig(Section):
     """The role's Lightning wallet. `token_file` holds the account's token, which the wallet service gave out."""
 
     kind: WalletKind = DEFAULT_WALLET
-    """The kind of wallet: `sim` is the simulated network, `nwc` Nostr Wallet Connect, `lnbits` an LNbits service,
-    `lnd`, `cln` and `phoenixd` a node, `lexe` a Lexe node, `electrum` an Electrum daemon. An installed package may
-    bring others."""
+    """The kind of wallet. `sim` is the simulated network, `nwc` Nostr Wallet Connect, `lnbits` an LNbits service.
+    `lnd`, `cln` and `phoenixd` are a node, `lexe` is a Lexe node, `electrum` an Electrum daemon. An installed package
+    may bring others."""
     url: str
     """The wallet service's URL."""
     token_file: Path

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import sqlite3
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodewire.errors import BadConfig, NodeFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 _WAIT_S = 10.0
 """For another process of the same role that is writing."""
@@ -79,7 +80,20 @@ def _bring(db: sqlite3.Connection, path: str, what: str, schema: str, version: i
     if not 0 <= found <= version or any(at not in steps for at in ways):
         raise BadConfig(path, f"{what} of version {found}; this software writes {version}")
     for script in (*(steps[at] for at in ways), schema):
-        for statement in script.split(";"):  # executescript would commit first
+        for statement in _statements(script):  # executescript would commit first
             db.execute(statement)
     db.execute(f"PRAGMA user_version = {version}")
     db.execute("COMMIT")
+
+
+def _statements(script: str) -> Iterator[str]:
+    """Each statement of a script: a trigger has semicolons inside."""
+    statement = ""
+    for part in script.split(";"):
+        statement += part
+        if not statement.strip() or sqlite3.complete_statement(f"{statement};"):
+            yield statement
+            statement = ""
+        else:
+            statement += ";"
+    yield statement

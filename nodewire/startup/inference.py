@@ -14,6 +14,7 @@ from nodewire.pay import registry
 from nodewire.pay.bond.bond_holder import BondHolder, is_share_paid
 from nodewire.pay.bond.presentation_store import PresentationStore
 from nodewire.pay.bond.presenter import Presenter
+from nodewire.protocol.market.ad import MAX_UNIT_MSAT
 from nodewire.protocol.market.coordinates import in_ms
 from nodewire.provider import metrics
 from nodewire.provider.admission.checks import Admission, CertifiedPlanner
@@ -110,7 +111,9 @@ async def open_inference(stack: AsyncExitStack, resources: ProviderResources) ->
     evidence = _open_evidence(stack, resources, tasks.held)
     control = ControlHandler()
     linked = await _open_node(stack, resources, control, evidence.server)
-    presence = _open_presence(stack, resources, tasks, linked)
+    wallet = await resources.wallet.info()
+    unit_msat = min(MAX_UNIT_MSAT, max(wallet.unit_msat, wallet.least_msat))
+    presence = _open_presence(stack, resources, tasks, linked, unit_msat)
     outage = _outage(resources, tasks.held, workers)
     verifier = _verifier(resources, tasks, evidence, linked.node, presence.holder)
     jobs = _job_resources(resources, tasks.held, evidence, linked.node)
@@ -266,12 +269,13 @@ class MarketPresence:
 
 
 def _open_presence(
-    stack: AsyncExitStack, resources: ProviderResources, tasks: OpenTasks, linked: LinkedNode
+    stack: AsyncExitStack, resources: ProviderResources, tasks: OpenTasks, linked: LinkedNode, unit_msat: int
 ) -> MarketPresence:
     config, keys, pool, market = resources.config, resources.keys, resources.pool, resources.market
     node, wire = linked.node, linked.wire
     committee = market.committee_digest
-    ad = partial(describe, config, keys.public, wire=wire, lnurl=resources.lnurl, committee=committee)
+    paid_at = partial(describe, lnurl=resources.lnurl, unit_msat=unit_msat)
+    ad = partial(paid_at, config, keys.public, wire=wire, committee=committee)
     holder = registry.bond_holder(config.wallet.kind, resources.wallet, config.holder)
     bonding = BondKeeper(keys, holder, config.bond)
     presenter = None

@@ -18,6 +18,7 @@ from simnet.network import (
     Network,
     NodeJoin,
     PaymentOffer,
+    PaymentReturn,
     apply,
 )
 
@@ -50,6 +51,7 @@ def events(draw):
                 st.just(None if hold else PREIMAGES[n]),
             ),
             st.builds(PaymentOffer, st.just(HASHES[n]), nodes, st.integers(-1, 50), times),
+            st.builds(PaymentReturn, st.just(HASHES[n]), nodes, st.just("no route"), times),
             st.builds(InvoiceSettlement, st.just(HASHES[n]), st.sampled_from([PREIMAGES[n], PREIMAGES[0]]), times),
             st.builds(InvoiceCancellation, st.just(HASHES[n]), times),
             st.builds(InvoiceExpiry, st.just(HASHES[n]), times),
@@ -145,12 +147,24 @@ def test_a_hold_expires_after_its_time_and_not_before():
     assert after.balances["b"] == 5_000
 
 
-def test_a_plain_payment_that_is_held_can_only_settle():
+def test_a_plain_payment_under_way_settles_or_returns():
     network = held_invoice(hold_s=0)
     for event in (InvoiceCancellation(HASHES[0], 16), InvoiceExpiry(HASHES[0], 99)):
         with pytest.raises(NotAllowed):
             apply(event, network)
     assert apply(InvoiceSettlement(HASHES[0], PREIMAGES[0], 16), network).balances["a"] == 1_000
+    returned = apply(PaymentReturn(HASHES[0], "b", "no route", 16), network)
+    assert (returned.balances["b"], returned.invoice(HASHES[0]).phase) == (5_000, "open")
+    with pytest.raises(PaymentFailed, match="failed before: no route"):
+        apply(PaymentOffer(HASHES[0], "b", 7, 17), returned)
+    other = apply(PaymentOffer(HASHES[0], "c", 7, 17), apply(NodeJoin("c", 5_000), returned))
+    assert other.invoice(HASHES[0]).payer == "c"
+
+
+def test_only_a_plain_payment_of_this_payer_that_is_under_way_returns():
+    for network, payer in ((held_invoice(10), "b"), (held_invoice(0), "a")):
+        with pytest.raises(NotAllowed):
+            apply(PaymentReturn(HASHES[0], payer, "no route", 16), network)
 
 
 def test_an_expired_invoice_is_not_payable_at_its_very_moment():

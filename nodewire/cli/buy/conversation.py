@@ -293,4 +293,4 @@ class Beside:
 
 
 def _cost_msat(purchases: list[Purchase]) -> int:
-    return sum(spent(one.plan, one.booked).total_msat for one in purchases if one.is_underway)
+    return sum(spent(one.plan, one.booked, one.lenders).total_msat for one in purchases if one.is_underway)

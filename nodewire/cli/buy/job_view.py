@@ -71,7 +71,7 @@ class ObservableCustomer(Customer):
         """What was requested and paid until now: all that has left the wallet since it was opened."""
         await self.session.settler.finish()
         begun = [bought for bought in self.purchases if bought.is_underway]
-        costs = [spent(bought.plan, bought.booked) for bought in begun]
+        costs = [spent(bought.plan, bought.booked, bought.lenders) for bought in begun]
         return {
             "request": begun[-1].request.id if begun else None,
             "paid_msat": sum(sum(cost.paid_msat.values()) for cost in costs),

@@ -47,8 +47,8 @@ def connect(
     string: Annotated[
         str,
         typer.Argument(
-            help="A connection string (nostr+walletconnect://...), or the URL of the wallet's service. - asks for it"
-            " unseen, or reads a line of standard input: other users of this machine see a command's arguments."
+            help="A connection string (nostr+walletconnect://...), or the URL of the wallet's service. Other users of"
+            " this machine see a command's arguments. So `-` asks for it unseen, or reads a line of standard input."
         ),
     ],
     config: Annotated[Path, typer.Option("--config", "-c", help="The role's TOML file, which gets the wallet.")],

@@ -49,7 +49,7 @@ async def _part(session: Session, manifest: Manifest, bought: PurchasedJob) -> P
     purchase = bought.purchase
     plan = purchase.plan
     snapshot = await session.market.snapshot(plan.snapshot)
-    cost = spent(plan, purchase.booked)
+    cost = spent(plan, purchase.booked, purchase.lenders)
     return Part(
         request=purchase.request.to_json(),
         ticket=purchase.ticket.to_json(),
@@ -58,7 +58,7 @@ async def _part(session: Session, manifest: Manifest, bought: PurchasedJob) -> P
         rtts_us=_round_trips(plan, manifest, snapshot),
         roots=_roots(plan, purchase.answers.roots, purchase.payments.paid.values()),
         receipts=tuple(event.to_json() for event in purchase.receipts),
-        paid_msat=sum(cost.paid_msat.values()),
+        paid_msat=sum(cost.paid_msat.values()) + sum(cost.on_tab_msat.values()),
         fees_msat=cost.fees_msat,
         share_msat=cost.share_msat,
     )

@@ -19,6 +19,7 @@ from nodewire.errors import BadFrame, LinkLost, NodeFailed, NodewireError, NotAl
 from nodewire.protocol.job.chunk import AHEAD, chunk_of
 from nodewire.protocol.job.feedback import Feedback
 from nodewire.protocol.job.plan import LOCAL
+from nodewire.protocol.job.tab import Tab
 from nodewire.wire.job.channel_spec import JobChannelSpec
 from nodewire.wire.job.generation_tape import GenerationTape
 from nodewire.wire.job.routes import routes_of
@@ -88,6 +89,7 @@ class JobAttempt:
         self._mailbox = self._member.mailbox
         local = any(a.provider == LOCAL for a in self.plan.tasks)
         self._local = LocalMailbox(self._mailbox, manifest, self.plan) if local else None
+        self.payments.on_charge = self._sign_tab
         self._session, self._order, self._manifest = session, order, manifest
         self._tickets, self._timing = tickets, timing
         self.sharing: asyncio.Task[None] | None = None
@@ -266,6 +268,21 @@ class JobAttempt:
         """Paid so far, to providers and for verification."""
         shares = sum(debt.amount_msat for debt in self.shares.paid.values())
         return shares + sum(one.due.amount_msat for one in self.payments.paid.values())
+
+    def _sign_tab(self, provider: str, chunk: int, total_msat: int) -> None:
+        """Say to a provider what it is owed; the driver passes it on to those that this node has no link to."""
+        tab = Tab.sign(self._session.keys, request=self.request.id, payee=provider, chunk=chunk, total_msat=total_msat)
+        driver = self.plan.node_of(self._manifest.driver.name) if self._manifest.mode == "generate" else ""
+        neighbours = {*self._mailbox.neighbours} if self._local is None else {*self.plan.providers()}
+        peer = provider if provider in neighbours else driver
+        if peer in neighbours:
+            self.background.spawn(self._tell_tab(peer, tab))
+
+    async def _tell_tab(self, peer: str, tab: Tab) -> None:
+        try:
+            await self._mailbox.control(peer, tab.control())
+        except NodewireError as error:  # it is gone, or the job is over: the ledger has the debt
+            self._session.log.info("job %s: the tab for %s: %s", self.request.id[:8], tab.payee[:8], error)
 
     async def publish(self, event: Event) -> None:
         await self._session.pool.publish(event, timeout_s=10.0)

@@ -174,6 +174,11 @@ class Purchase:
         return self._session.payer.debts_of(self.request.id)
 
     @property
+    def lenders(self) -> set[str]:
+        """Its providers whose tabs may stand when it is over."""
+        return {public for public in self.plan.providers() if not self._session.payer.is_due(public)}
+
+    @property
     def ticket(self) -> job.Ticket:
         return self._tickets.make_ticket(self.request.id)
 

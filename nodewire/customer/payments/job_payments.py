@@ -21,7 +21,7 @@ from nodewire.protocol.job.chunk import AHEAD, chunk_of
 from nodewire.protocol.market.cached_price import WHOLE_PPM, due_msat
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from nodewire.customer.payments.purse import Purse
     from nodewire.nostr.event import Event
@@ -110,6 +110,8 @@ class JobPayments:
         """`most_units`: what chunk 0 may count at most, from the size of the input. `requested_s`: when (unix)."""
         self.paid: dict[tuple[str, int], ZapPayment] = {}
         self.failed: list[NodewireError] = []
+        self.on_charge: Callable[[str, int, int], None] | None = None
+        """Told what a provider (public key) is owed for the job: up to this chunk, so many msat in all."""
         self._request = request
         self._plan = plan
         self._ads = ads
@@ -297,6 +299,9 @@ class JobPayments:
         async with self._changed:
             self.paid[said.provider, due.chunk] = paid
             self._changed.notify_all()
+        if self.on_charge is not None:
+            taken = {chunk: one.due.amount_msat for (p, chunk), one in self.paid.items() if p == said.provider}
+            self.on_charge(said.provider, max(taken), sum(taken.values()))
         if due.units != closed:  # it has been paid for its work, and nobody counts on with such a driver
             raise differs
 
@@ -414,4 +419,5 @@ def _blaming(provider: str, fetch: Fetch) -> Fetch:
 
 def _credit(ad: Ad) -> CreditTerms:
     """How much the provider says that it may be owed."""
-    return CreditTerms(ad.credit.first_msat, ad.credit.most_msat) if ad.credit is not None else NO_CREDIT
+    credit = ad.credit
+    return CreditTerms(credit.first_msat, credit.most_msat, credit.unit_msat) if credit is not None else NO_CREDIT

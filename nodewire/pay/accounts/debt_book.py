@@ -105,30 +105,27 @@ class DebtBook(Book):
 
     def tab(self, payee: str) -> Tab:
         """What stands between this customer and one payee."""
-        sql = (
-            "SELECT coalesce(sum(amount_msat), 0), coalesce(min(at_s), 0) FROM debts WHERE payee = ? AND state = 'owed'"
-        )
-        owed_msat, since_s = self._db.execute(sql, (payee,)).fetchone()
-        sql = (
-            "SELECT coalesce(sum(msat), 0) FROM debts CROSS JOIN parts USING (job, payee, chunk, attempt) "
-            "JOIN payments USING (payment_hash) "
-            "WHERE debts.payee = ? AND debts.state = 'owed' AND payments.state = 'paid'"
-        )
-        (begun_msat,) = self._db.execute(sql, (payee,)).fetchone() if owed_msat else (0,)
-        sql = "SELECT coalesce(sum(amount_msat), 0), coalesce(sum(ahead_msat), 0) FROM payments"
-        paid_msat, ahead_msat = self._db.execute(f"{sql} WHERE payee = ? AND state = 'paid'", (payee,)).fetchone()
-        return Tab(payee, owed_msat - begun_msat, ahead_msat, paid_msat, since_s)
+        sql = "SELECT owed_msat, settled_msat, paid_msat, ahead_msat FROM tabs WHERE payee = ?"
+        row = self._db.execute(sql, (payee,)).fetchone() or (0, 0, 0, 0)
+        owed_msat, settled_msat, paid_msat, ahead_msat = row
+        begun_msat = paid_msat - ahead_msat - settled_msat  # debts that are paid in part
+        sql = "SELECT at_s FROM debts WHERE payee = ? AND state = 'owed' ORDER BY rowid LIMIT 1"
+        oldest = self._db.execute(sql, (payee,)).fetchone()
+        return Tab(payee, owed_msat - begun_msat, ahead_msat, paid_msat, 0 if oldest is None else oldest[0])
 
     def set_credit(self, payee: str, credit: CreditTerms) -> None:
         """Keep how much the payee says that it may be owed."""
         if credit == self.credit(payee):
             return
-        sql = "INSERT INTO credits VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET first_msat = excluded.first_msat"
-        self._db.execute(f"{sql}, most_msat = excluded.most_msat", (payee, credit.first_msat, credit.most_msat))
+        sql = "INSERT INTO credits VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET first_msat = excluded.first_msat"
+        sql += ", most_msat = excluded.most_msat, unit_msat = excluded.unit_msat"
+        self._db.execute(sql, (payee, *astuple(credit)))
 
     def credit(self, payee: str) -> CreditTerms:
         """How much the payee may be owed, by what it said last; nothing where it never did."""
-        row = self._db.execute("SELECT first_msat, most_msat FROM credits WHERE payee = ?", (payee,)).fetchone()
+        row = self._db.execute(
+            "SELECT first_msat, most_msat, unit_msat FROM credits WHERE payee = ?", (payee,)
+        ).fetchone()
         return NO_CREDIT if row is None else CreditTerms(*row)
 
     def is_due(self, payee: str, now_s: float, *, running: bool = False) -> bool:
@@ -141,12 +138,20 @@ class DebtBook(Book):
         return 2 * tab.owed_msat > most_msat or (tab.owed_msat > 0 and tab.since_s < now_s - OLD_S)
 
     def forgive(self, key: Key) -> None:
-        """The payee itself says that nothing is owed for it any more."""
-        self._db.execute(f"DELETE FROM debts WHERE {KEY} AND state = 'owed'", astuple(key))
+        """The payee itself says that nothing is owed for it any more. What was paid of it, or will be, is ahead."""
+        with self._transaction():
+            if not self._db.execute(f"DELETE FROM debts WHERE {KEY} AND state = 'owed'", astuple(key)).rowcount:
+                return
+            sql = f"SELECT payment_hash, msat FROM parts WHERE {KEY}"
+            for payment_hash, msat in self._db.execute(sql, astuple(key)).fetchall():
+                sql = "UPDATE payments SET ahead_msat = ahead_msat + ? WHERE payment_hash = ?"
+                self._db.execute(sql, (msat, payment_hash))
+            self._db.execute(f"DELETE FROM parts WHERE {KEY}", astuple(key))
+            self._spend_ahead(key.payee)
 
     def tabs(self) -> list[Tab]:
         """Those with every payee that was ever owed or paid, the largest debt first."""
-        payees = self._db.execute("SELECT payee FROM debts UNION SELECT payee FROM payments").fetchall()
+        payees = self._db.execute("SELECT payee FROM tabs").fetchall()
         return sorted((self.tab(payee) for (payee,) in payees), key=lambda tab: (-tab.owed_msat, tab.payee))
 
     # Payments.

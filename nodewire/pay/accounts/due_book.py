@@ -136,6 +136,35 @@ class DueBook(Book):
             raise NotFound("due", "nothing is owed for that")
         return due
 
+    def acknowledge(self, job: str, customer: str, chunk: int, total_msat: int, document: str) -> None:
+        """Keep what the customer has signed that it owes for a job: `total_msat` up to `chunk`.
+
+        Raises:
+            BadInput: it falls behind what it signed before, or is for more than is due here.
+
+        """
+        with self._transaction(is_flushed=False):
+            sql = "SELECT chunk, total_msat FROM signed_tabs WHERE job = ?"
+            known = self._db.execute(sql, (job,)).fetchone() or (-1, 0)
+            if total_msat < known[1] or chunk < known[0]:
+                raise BadInput(
+                    "total_msat", f"{total_msat} msat up to chunk {chunk}, and {known[1]} were signed before"
+                )
+            sql = "SELECT coalesce(sum(amount_msat), 0) FROM dues WHERE job = ? AND customer = ? AND chunk <= ?"
+            (due_msat,) = self._db.execute(sql, (job, customer, chunk)).fetchone()
+            if total_msat > due_msat:
+                raise BadInput(
+                    "total_msat", f"{total_msat} msat are signed, and {due_msat} are due up to chunk {chunk}"
+                )
+            row = (job, customer, chunk, total_msat, document)
+            sql = "INSERT INTO signed_tabs VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET chunk = excluded.chunk, "
+            self._db.execute(f"{sql} total_msat = excluded.total_msat, document = excluded.document", row)
+
+    def signed_tab(self, job: str) -> tuple[int, str]:
+        """What the customer of a job has signed that it owes: msat, and the document. (0, "") if it has not."""
+        row = self._db.execute("SELECT total_msat, document FROM signed_tabs WHERE job = ?", (job,)).fetchone()
+        return (0, "") if row is None else (int(row[0]), str(row[1]))
+
     # Invoices and payments.
 
     def quoted(self, quote: Quote) -> None:
@@ -269,15 +298,20 @@ class DueBook(Book):
         sql = "SELECT coalesce(sum(amount_msat), 0) FROM dues WHERE customer = ? AND state = 'due'"
         return int(self._db.execute(sql, (customer,)).fetchone()[0])
 
+    def tab_msat(self, customer: str) -> int:
+        """What a customer key owes for what was done, overdue or not: no deposits."""
+        row = self._db.execute("SELECT owed_msat FROM accounts WHERE customer = ?", (customer,)).fetchone()
+        return 0 if row is None else int(row[0])
+
     def paid_msat(self, customer: str) -> int:
         """What a customer key has paid in all."""
-        sql = "SELECT coalesce(sum(amount_msat), 0) FROM quotes WHERE customer = ?"
-        return int(self._db.execute(sql, (customer,)).fetchone()[0]) + self.deposit_msat(customer)
+        row = self._db.execute("SELECT paid_msat FROM accounts WHERE customer = ?", (customer,)).fetchone()
+        return (0 if row is None else int(row[0])) + self.deposit_msat(customer)
 
     def accounts(self) -> list[Account]:
         """Those of every customer that ever owed or paid, the largest debt first."""
         customers = self._db.execute("SELECT customer FROM dues UNION SELECT customer FROM balances").fetchall()
-        found = [Account(one, self._tab_msat(one), self.balance_msat(one), self.paid_msat(one)) for (one,) in customers]
+        found = [Account(one, self.tab_msat(one), self.balance_msat(one), self.paid_msat(one)) for (one,) in customers]
         return sorted(found, key=lambda one: (-one.owed_msat, one.customer))
 
     def unpaid_dues(self, customer: str) -> dict[Key, int]:
@@ -299,7 +333,7 @@ class DueBook(Book):
 
     def is_covered(self, customer: str) -> bool:
         """Whether all that a customer key owes is within the credit that it has."""
-        return self._tab_msat(customer) <= self._credit.allowed_msat(self.paid_msat(customer))
+        return self.tab_msat(customer) <= self._credit.allowed_msat(self.paid_msat(customer))
 
     def in_debt(self, customer: str, now_s: float) -> bool:
         """Whether a customer key owes more than the credit that it has earned, and let a due pass its time.
@@ -320,10 +354,6 @@ class DueBook(Book):
         sql = "SELECT coalesce(sum(amount_msat), 0) FROM dues WHERE state = 'settled'"
         rows = self._db.execute(sql) if job is None else self._db.execute(sql + " AND job = ?", (job,))
         return int(rows.fetchone()[0])
-
-    def _tab_msat(self, customer: str) -> int:
-        sql = "SELECT coalesce(sum(amount_msat), 0) FROM dues WHERE customer = ? AND state = 'due' AND due_by_s < ?"
-        return int(self._db.execute(sql, (customer, dues.NEVER_S)).fetchone()[0])
 
     def _due(self, key: Key) -> Due | None:
         found = self._dues(KEY, astuple(key))

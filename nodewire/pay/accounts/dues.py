@@ -20,6 +20,8 @@ State = Literal["due", "settled"]
 MAX_BROKEN = 3
 """Of a customer's jobs that broke off within `BROKEN_S` so many may stand unpaid."""
 BROKEN_S = 24 * 60 * 60
+CREDIT_PARTS = 10
+"""A key may owe one part in so many of what it has paid: who leaves with a debt has bought a tenth cheaper, once."""
 NEVER_S = 2**53 - 1
 """When a deposit is due that nobody need pay: nothing was done for it."""
 
@@ -42,15 +44,17 @@ class Due:
 class CreditTerms:
     """How much a customer may owe.
 
-    `first_msat` before it has paid anything, else as much as it has paid, at most `most_msat`.
+    `first_msat` before it has paid anything, else a tenth of what it has paid, at most `most_msat`.
     """
 
     first_msat: int = 0
     most_msat: int = 0
+    unit_msat: int = 1
+    """A payment is of so much, or whole multiples."""
 
     def earned_msat(self, paid_msat: int) -> int:
         """What a key may owe for any time, having paid `paid_msat`."""
-        return min(self.most_msat, paid_msat)
+        return min(self.most_msat, paid_msat // CREDIT_PARTS)
 
     def allowed_msat(self, paid_msat: int) -> int:
         """What a key may owe while its job runs."""

@@ -10,16 +10,20 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.core.sqlite import open_versioned
 from nodewire.pay.accounts import own_transfers, receipt_outbox, unbilled_payments, work_log
 from nodewire.pay.accounts.debt_book import DebtBook
 from nodewire.pay.accounts.due_book import DueBook
-from nodewire.pay.accounts.dues import NO_CREDIT, CreditTerms
+from nodewire.pay.accounts.dues import NEVER_S, NO_CREDIT, CreditTerms
 from nodewire.pay.accounts.own_transfers import OwnTransfers
 from nodewire.pay.accounts.receipt_outbox import ReceiptBook
 from nodewire.pay.accounts.unbilled_payments import UnbilledPayments
 from nodewire.pay.accounts.work_log import WorkLog
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _CHUNK = "job TEXT NOT NULL, payee TEXT NOT NULL, chunk INTEGER NOT NULL, attempt INTEGER NOT NULL"
 _CHUNK_KEY = "PRIMARY KEY (job, payee, chunk, attempt)"
@@ -46,7 +50,42 @@ _QUOTES = f"""CREATE TABLE IF NOT EXISTS quotes (
     settled_at_s INTEGER NOT NULL, receipt TEXT
 ) STRICT"""
 _BALANCES = "CREATE TABLE IF NOT EXISTS balances (customer TEXT PRIMARY KEY, msat INTEGER NOT NULL) STRICT"
-_VERSION = 5
+_TABS = """CREATE TABLE IF NOT EXISTS tabs (
+    payee TEXT PRIMARY KEY, owed_msat INTEGER NOT NULL DEFAULT 0, settled_msat INTEGER NOT NULL DEFAULT 0,
+    paid_msat INTEGER NOT NULL DEFAULT 0, ahead_msat INTEGER NOT NULL DEFAULT 0
+) STRICT"""
+_ACCOUNTS = """CREATE TABLE IF NOT EXISTS accounts (
+    customer TEXT PRIMARY KEY, owed_msat INTEGER NOT NULL DEFAULT 0, paid_msat INTEGER NOT NULL DEFAULT 0
+) STRICT"""
+_OWED = "(ROW.state = 'owed') * ROW.amount_msat"
+_SETTLED = "(ROW.state = 'paid') * ROW.amount_msat"
+_AHEAD = "(ROW.state = 'paid') * ROW.ahead_msat"
+_ON_TAB = f"(ROW.state = 'due' AND ROW.due_by_s < {NEVER_S}) * ROW.amount_msat"
+
+
+def _kept(total: str, key: str, table: str, sums: Mapping[str, str]) -> str:
+    """Triggers that keep sums over the rows of `table` in the table `total`, by `key`. `sums`: by column what ROW adds.
+
+    A tab may have 100,000 chunks, and is looked at for each of them.
+    """
+
+    def change(row: str, sign: str) -> str:
+        changes = ", ".join(f"{name} = {name} {sign} {adds.replace('ROW', row)}" for name, adds in sums.items())
+        return f"UPDATE {total} SET {changes} WHERE {key} = {row}.{key};"
+
+    new = f"INSERT INTO {total} ({key}) VALUES (new.{key}) ON CONFLICT DO NOTHING;"
+    does = {
+        "INSERT": f"{new} {change('new', '+')}",
+        "UPDATE": f"{change('old', '-')} {change('new', '+')}",
+        "DELETE": change("old", "-"),
+    }
+    return "\n".join(
+        f"CREATE TRIGGER IF NOT EXISTS {total}_{table}_{event.lower()} AFTER {event} ON {table} BEGIN {steps} END;"
+        for event, steps in does.items()
+    )
+
+
+_VERSION = 6
 _STEPS = {
     1: "ALTER TABLE debts ADD COLUMN lnurl TEXT NOT NULL DEFAULT ''",
     2: "CREATE TABLE IF NOT EXISTS ended (job TEXT PRIMARY KEY) STRICT; ALTER TABLE ended ADD COLUMN came INTEGER",
@@ -94,6 +133,20 @@ INSERT INTO balances SELECT customer, sum(overpaid_msat) FROM quotes_before JOIN
     USING (job, payee, chunk, attempt) GROUP BY customer HAVING sum(overpaid_msat) > 0;
 DROP TABLE quotes_before; DROP TABLE dues_before
 """,
+    # Sums over a tab stand beside it.
+    5: f"""
+{_TABS};
+INSERT INTO tabs SELECT payee, sum(owed), sum(settled), sum(paid), sum(ahead) FROM (
+    SELECT payee, {_OWED.replace("ROW.", "")} AS owed, {_SETTLED.replace("ROW.", "")} AS settled, 0 AS paid, 0 AS ahead
+    FROM debts UNION ALL
+    SELECT payee, 0, 0, {_SETTLED.replace("ROW.", "")}, {_AHEAD.replace("ROW.", "")} FROM payments
+) GROUP BY payee;
+{_ACCOUNTS};
+INSERT INTO accounts SELECT customer, sum(owed), sum(paid) FROM (
+    SELECT customer, {_ON_TAB.replace("ROW.", "")} AS owed, 0 AS paid FROM dues UNION ALL
+    SELECT customer, 0, amount_msat FROM quotes
+) GROUP BY customer
+""",
 }
 _SCHEMA = f"""
 {_DEBTS};
@@ -111,8 +164,18 @@ CREATE INDEX IF NOT EXISTS quotes_of_due ON quotes (job, payee, chunk, attempt);
 CREATE INDEX IF NOT EXISTS quotes_of_customer ON quotes (customer);
 CREATE INDEX IF NOT EXISTS quotes_unreceipted ON quotes (state) WHERE state = 'settled';
 {_BALANCES};
+{_TABS};
+{_kept("tabs", "payee", "debts", {"owed_msat": _OWED, "settled_msat": _SETTLED})}
+{_kept("tabs", "payee", "payments", {"paid_msat": _SETTLED, "ahead_msat": _AHEAD})}
+{_ACCOUNTS};
+{_kept("accounts", "customer", "dues", {"owed_msat": _ON_TAB})}
+{_kept("accounts", "customer", "quotes", {"paid_msat": "ROW.amount_msat"})}
 CREATE TABLE IF NOT EXISTS credits (
-    payee TEXT PRIMARY KEY, first_msat INTEGER NOT NULL, most_msat INTEGER NOT NULL
+    payee TEXT PRIMARY KEY, first_msat INTEGER NOT NULL, most_msat INTEGER NOT NULL, unit_msat INTEGER NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS signed_tabs (
+    job TEXT PRIMARY KEY, customer TEXT NOT NULL, chunk INTEGER NOT NULL, total_msat INTEGER NOT NULL,
+    document TEXT NOT NULL
 ) STRICT;
 CREATE TABLE IF NOT EXISTS closed (job TEXT PRIMARY KEY) STRICT;
 CREATE TABLE IF NOT EXISTS ended (job TEXT PRIMARY KEY, came INTEGER) STRICT;

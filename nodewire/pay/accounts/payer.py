@@ -15,7 +15,6 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts import debts, zaps
 from nodewire.pay.accounts.debts import Debt, JobBudget, Key, Payment
-from nodewire.pay.accounts.dues import NO_CREDIT
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.funds import Funds
@@ -34,7 +33,6 @@ BuildRequest = Callable[..., Event]
 log = logging.getLogger("nodewire.pay")
 _WAIT_S = 60.0
 """For a payment to arrive or fail. One that is on its way for longer is left to it, and asked after later."""
-_SAT_MSAT = 1_000
 PAID = "chunk"
 """The field of a payee's error that says that a chunk is paid already."""
 _ASK_S, _LONGEST_S = 0.1, 2.0
@@ -45,7 +43,7 @@ _ASK_S, _LONGEST_S = 0.1, 2.0
 class Fees:
     """The most that routing may cost: the larger of a flat amount and a share."""
 
-    flat_msat: int = 1_000
+    flat_msat: int = 2_000
     ppm: int = 10_000
 
     def most(self, amount_msat: int) -> int:
@@ -101,11 +99,10 @@ class Payer:
     ) -> Debt:
         """Zap `key.payee` for one chunk and return the paid debt; a chunk that is paid is not paid again.
 
-        With it goes whatever else is owed to the payee, in whole units of the wallet; in whole satoshis where the payee
-        gives credit, for its wallet may take no others. What is more than is owed is paid ahead. `terms` say where it
-        is otherwise. `fetch` gets the invoice (over LNURL, or over the wire), `relays` are
-        where the receipt goes, `lnurl` is the endpoint's URL as "lnurl1...". A failed payment may be asked for again:
-        it fetches a new invoice.
+        With it goes whatever else is owed to the payee, in whole units of both wallets. The payee says its own with its
+        credit. What is more than is owed is paid ahead. `terms` say where it is otherwise. `fetch` gets the invoice
+        (over LNURL, or over the wire), `relays` are where the receipt goes, `lnurl` is the endpoint's URL as
+        "lnurl1...". A failed payment may be asked for again: it fetches a new invoice.
 
         Raises:
             PaymentFailed: the wallet's record says that nothing was paid.
@@ -119,10 +116,12 @@ class Payer:
         debt = self._ledger.plan(key, amount_msat, budget=budget, lnurl=lnurl or "", at_s=now_s)
         if terms.credit is not None:
             self._ledger.set_credit(key.payee, terms.credit)
-            if debt.state == "planned" and not self._ledger.is_due(key.payee, now_s, running=True):
+            if self._may_stand(debt):
                 return debt
         async with self._locks.setdefault(key if terms.alone else key.payee, asyncio.Lock()):
             debt = self._ledger.debt(key)
+            if terms.credit is not None and self._may_stand(debt):  # another payment has made room meanwhile
+                return debt
             if debt.state == "paying":
                 debt = await self._resolve(debt, _WAIT_S)
             if debt.state == "paid":
@@ -140,6 +139,10 @@ class Payer:
                 raise _on_its_way()
             return debt
 
+    def _may_stand(self, debt: Debt) -> bool:
+        """Whether a debt may stay on its payee's tab while its job runs."""
+        return debt.state == "planned" and not self._ledger.is_due(debt.key.payee, self._now_s(), running=True)
+
     async def _ask(
         self,
         debt: Debt,
@@ -152,9 +155,10 @@ class Payer:
         info = await self._known_wallet()
         others = [] if terms.alone else [one for one in self._ledger.unpaid_to(debt.key.payee) if self._is_free(one)]
         wanted = [debt, *(one for one in others if one.key != debt.key)]
-        amount_msat = sum(one.left_msat for one in wanted)
+        # The payee may have spent the balance on others: it takes no less for a chunk than that costs.
+        amount_msat = max(debt.amount_msat, sum(one.left_msat for one in wanted))
         if not terms.alone:
-            unit_msat = max(info.unit_msat, 1 if self._ledger.credit(debt.key.payee) == NO_CREDIT else _SAT_MSAT)
+            unit_msat = max(info.unit_msat, self._ledger.credit(debt.key.payee).unit_msat)
             amount_msat = max(info.least_msat, -(-amount_msat // unit_msat) * unit_msat)
         # A wallet tries no invoice again that failed, and who makes them gives the same one for one request.
         created_at = int(self._now_s()) + len(debt.parts)

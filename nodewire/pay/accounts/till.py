@@ -78,14 +78,15 @@ class Till:
     async def quote(self, zap_request: str, amount_msat: int, origin: str = "") -> Invoice:
         """The invoice for a zap request (JSON as received): what LNURL's callback and the wire's frames ask for.
 
-        The request must satisfy NIP-57 appendix D. If it names a chunk, its author must owe that, and no
-        more than this. Any other is an ordinary zap: a deposit of a customer, or a tip. The same request gets
-        the same invoice while that lives, whatever its `origin`.
+        The request must satisfy NIP-57 appendix D. If it names a chunk, its author must owe that, or have paid it and
+        owe others, and it is for no less than is due for that. Any other is an ordinary zap: a deposit of a customer,
+        or a tip. The same request gets the same invoice while that lives, whatever its `origin`.
 
         Raises:
             BadZap: the request breaks a clause.
             NotFound: nothing is due for that job, chunk and attempt.
-            NotAllowed: it is paid, or too many invoices are open for the chunk; or what `expect` raises.
+            NotAllowed: it is paid and nothing is owed, or too many invoices are open for the chunk; or what `expect`
+                raises.
             Busy: too many invoices for tips are open.
 
         """
@@ -96,8 +97,9 @@ class Till:
             return await self._ordinary(request, zap_request, amount_msat, origin)
         key = zaps.chunk_of(request)
         due = self._ledger.due(key)
-        if due.state == "settled":
-            raise NotAllowed(PAID, "it is paid")
+        # By its own book the customer may have spent its balance on another chunk, and owe this one for that.
+        if due.state == "settled" and not self._ledger.tab_msat(due.customer):
+            raise NotAllowed(PAID, "it is paid, and nothing else is owed")
         if due.customer != request.sender:
             raise BadZap("pubkey", "another customer owes this chunk")
         if amount_msat < due.amount_msat:

@@ -48,11 +48,16 @@ class ManifestOffer(Schema):
     slots: int = Field(ge=1, le=4_096)
 
 
+MAX_UNIT_MSAT = 1_000_000
+
+
 class CreditOffer(Schema):
     """What a customer may owe before it has paid anything, and at most, having paid as much."""
 
     first_msat: Msat
     most_msat: Msat
+    unit_msat: int = Field(ge=1, le=MAX_UNIT_MSAT)
+    """A payment is of so much, or whole multiples: the provider's wallet takes no others."""
 
 
 class Ad(Schema):

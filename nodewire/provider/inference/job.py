@@ -13,6 +13,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import orjson
+
 from nodewire.core.job_task_group import JobTaskGroup, typed_fault
 from nodewire.errors import (
     BadFrame,
@@ -26,6 +28,7 @@ from nodewire.errors import (
 )
 from nodewire.kind import Job, JobKind, Mailbox
 from nodewire.protocol.job.chunk_close import WITHDRAW, Close
+from nodewire.protocol.job.tab import Tab
 from nodewire.protocol.model.edge_codec import codings
 from nodewire.protocol.speculation.frame_meta import is_computed
 from nodewire.protocol.verification import statement
@@ -290,11 +293,11 @@ class JobRun:
             await asyncio.gather(*(self._tell(peer, close) for peer in self._context.others))
         await self._chunks.on_signed(chunk, (units, end, close), positions)
 
-    async def _tell(self, peer: str, close: Close) -> None:
+    async def _tell(self, peer: str, said: Close | Tab) -> None:
         try:
-            await self._mailbox.control(peer, close.control())
+            await self._mailbox.control(peer, said.control())
         except (LinkLost, NotAllowed) as error:  # it is gone, or the job is over
-            log.info("job %s: close for %s: %s", self.request.id[:8], peer[:8], error)
+            log.info("job %s: a document for %s: %s", self.request.id[:8], peer[:8], error)
 
     async def listen(self) -> None:
         """Follow the job's control documents until it ends; raises what ended it."""
@@ -311,12 +314,29 @@ class JobRun:
             self._mailbox.cancel(NotAllowed("job", "withdrawn by the customer"))
         elif (close := Close.from_control(document)) is not None:
             await self.on_close(close)
+        elif (tab := Tab.from_control(document)) is not None:
+            await self.on_tab(tab)
         elif self._statements is not None and (said := statement.from_control(document)) is not None:
             for one in said:
                 self._statements.add(one)
         elif self._stating is not None and document.get("t") == LACKING:
             await self._hashing.all()
             self._stating.again(peer, document)
+
+    async def on_tab(self, tab: Tab) -> None:
+        """The customer says what it owes a provider of the job; the driver passes it on.
+
+        Raises:
+            BadFrame, BadSignature: it is not this job's, or not signed by its customer.
+            BadInput: it is behind what was signed before, or for more than is due.
+
+        """
+        tab.check(self.request.customer, self.request.id)
+        if tab.payee == self._context.me:
+            text = orjson.dumps(tab.document()).decode()
+            self._ledger.acknowledge(self.request.id, self.request.customer, tab.chunk, tab.total_msat, text)
+        elif self._context.drives and tab.payee in self._context.others:
+            self._task_group.spawn(self._tell(tab.payee, tab))
 
     async def on_close(self, close: Close) -> None:
         """The driver says that a chunk is over; whoever passed it on.

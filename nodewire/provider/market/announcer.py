@@ -43,8 +43,9 @@ def describe(
     wire: tuple[str, ...],
     lnurl: str,
     committee: str,
+    unit_msat: int = 1,
 ) -> Ad:
-    """The ad of what is loaded and where it is reached."""
+    """The ad of what is loaded and where it is reached. `unit_msat`: what the wallet takes multiples of."""
     offers = tuple(
         ManifestOffer(
             manifest=s.digest,
@@ -70,7 +71,7 @@ def describe(
         committees=(committee,),
         lookahead=config.lookahead,
         cached_ppm=config.found_ppm,
-        credit=_credit(config),
+        credit=_credit(config, unit_msat),
     )
 
 
@@ -178,9 +179,9 @@ class Announcer:
             log.warning("beat: %s", error)
 
 
-def _credit(config: ProviderConfig) -> ads.CreditOffer | None:
+def _credit(config: ProviderConfig, unit_msat: int) -> ads.CreditOffer | None:
     """What customers may owe; None where it is nothing."""
     credit = config.credit
     if not credit.first_msat and not credit.most_msat:
         return None
-    return ads.CreditOffer(first_msat=credit.first_msat, most_msat=credit.most_msat)
+    return ads.CreditOffer(first_msat=credit.first_msat, most_msat=credit.most_msat, unit_msat=unit_msat)

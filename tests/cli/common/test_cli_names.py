@@ -168,7 +168,7 @@ def test_on_a_terminal_its_user_is_asked(config, tmp_path, typed, digest):
             os.write(parent, rest.pop(0).encode())
     os.close(parent)
     assert process.wait(30) == (0 if digest else 1), shown
-    assert all(what in shown for what in ("publisher", "7.0 MB", "0.014 sat", address(FRIEND, "smollm2"))), shown
+    assert all(what in shown for what in ("publisher", "7.0 MB", "218.750 sat", address(FRIEND, "smollm2"))), shown
     assert (tmp_path / "out.svg").exists() == bool(digest)
     assert ("nodewire models pin smollm2" in shown) and ("as you chose" in shown) == bool(digest)
 

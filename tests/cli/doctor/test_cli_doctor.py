@@ -56,7 +56,9 @@ async def test_memory_below_what_a_task_needs_is_told_with_what_it_takes(serve):
 
 
 async def test_tasks_that_fit_are_told_with_what_they_may_need(serve):
-    assert await serve(("stage.0",), "2MB") == "tiny: stage.0, 2 slots, may need 0.0 of 2.0 MB"
+    assert await serve(("stage.0",), "2MB") == (
+        "tiny: stage.0, 2 slots, may need 0.0 of 2.0 MB, each task for 15.625 sat a million tokens"
+    )
 
 
 @pytest.mark.parametrize(("megabytes", "fits"), [(0.9, False), (1.1, True)])
@@ -129,7 +131,7 @@ async def test_metrics_that_do_not_answer_though_the_daemon_runs_are_a_fault(exp
     state, _ = exposed
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    with pytest.raises(NotFound, match=r"does not answer.*until it is started again"):
+    with pytest.raises(NotFound, match=r"does not answer.*from the daemon's next start"):
         await doctor._metrics(f"127.0.0.1:{port}", state)
 
 

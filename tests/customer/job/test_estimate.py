@@ -26,7 +26,7 @@ def test_a_generation_is_its_prompts_units_and_its_answers():
     assert found.most_units == 4 + 2  # no more tokens than the context has positions
     assert found.most_msat == 6 * 3_000
     # Each of three providers is paid for the prompt, and for two chunks of the answer, at 1 sat of routing or less.
-    assert found.most_fees_msat == 3 * 3 * 1_000
+    assert found.most_fees_msat == 3 * 3 * 2_000
 
 
 def test_the_verification_share_is_in_it_and_grows_with_the_context():
@@ -37,7 +37,7 @@ def test_the_verification_share_is_in_it_and_grows_with_the_context():
         assert found.about_msat == found.units * 3_000 + share_msat(sampled, found.units)
     flat_msat = found.units * share_msat(sampled)
     assert share_msat(sampled, found.units) > flat_msat
-    assert found.most_fees_msat == 41 * 4 * 1_000  # the share is paid by a zap of its own
+    assert found.most_fees_msat == 41 * 4 * 2_000  # the share is paid by a zap of its own
 
 
 def test_a_budget_bounds_it():

@@ -181,7 +181,7 @@ FAULTS = {
     "another way": (
         lambda one: one.saying("tokenizer.ggml.pre", TEXT, "viking"),
         Unsupported,
-        "viking: it is not",
+        "viking: no known cut",
     ),
     "another kind": (
         lambda one: one.saying("tokenizer.ggml.model", TEXT, "t5"),

@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 
 from nodewire.pay.accounts.ledger import Ledger
+from nodewire.protocol.job.tab import Tab
 from simnet.wallet import SimWallet
 from tests.market.buy.test_market_dag import BOND_MSAT, Dag
 from tests.market.failure.test_market_failures import whole_tokens
@@ -54,6 +55,7 @@ class WholeSats(SimWallet):
 
 async def test_a_talk_is_paid_in_few_lumps_and_both_books_agree_to_the_msat(market, lender):
     await market.customer_config("tess")
+    requests: list[str] = []
     async with market.customer("tess") as tess:
         payer = tess.session.payer
         wallet = WholeSats(market.simnet, (market.config_of("tess").parent / "wallet.token").read_text().strip())
@@ -63,6 +65,7 @@ async def test_a_talk_is_paid_in_few_lumps_and_both_books_agree_to_the_msat(mark
             async for piece in tess.generate(lender.address, PROMPT, max_tokens=200):
                 ids += piece.ids
             assert ids == whole_tokens(market, PROMPT, 200)
+            requests.append(tess.last["request"])
             for public in charged_msat:
                 tab = payer.tab(public)
                 charged_msat[public] = tab.paid_msat - tab.ahead_msat + tab.owed_msat
@@ -77,6 +80,10 @@ async def test_a_talk_is_paid_in_few_lumps_and_both_books_agree_to_the_msat(mark
         assert theirs.paid_msat(customer) == tab.paid_msat
         assert theirs.owed_msat(customer) - theirs.balance_msat(customer) == tab.owed_msat - tab.ahead_msat
         assert theirs.earned_msat() + theirs.owed_msat(customer) == charged_msat[public]
+        signed = [Tab.parse(theirs.signed_tab(job)[1]) for job in requests]  # over the wire, through the driver
+        assert 0 < sum(one.total_msat for one in signed) <= charged_msat[public]  # a job may end before its last one
+        for one in signed:
+            one.check(customer, one.request)
         theirs.close()
 
 

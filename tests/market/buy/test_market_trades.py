@@ -281,7 +281,7 @@ async def test_a_full_provider_says_busy_and_the_plan_that_is_drawn_without_it_c
         newest = await alice.session.market.epoch(timeout_s=10)
         await market.until(market.is_free("ada"), after=newest.body.epoch)
         context = (await alice.session.market.manifest(market.decoder["address"])).context
-        holding = alice.generate(market.decoder["address"], PROMPT, max_tokens=TOKENS, positions=context)
+        holding = alice.generate(market.decoder["address"], PROMPT, max_tokens=context - 64, positions=context)
         await anext(holding)  # ada's only slot is taken, and the newest snapshot does not know
         ids = await generate(bob, market, "the mat", max_tokens=5)
         await holding.aclose()

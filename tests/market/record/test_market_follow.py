@@ -81,7 +81,8 @@ async def test_what_a_provider_leaves_is_held_by_one_that_follows_demand(market,
             check([await edna.run(address, given)], [given])
         by_task = {one["task"]: one["provider"] for one in edna.last["tasks"]}
         assert by_task == {"left": public["oda"], "right": public["una"], "join": public["oda"]}
-        assert edna.last["paid_msat"][public["una"]] == PRICE_MSAT  # as much as pip asked
+        cost = edna.last["paid_msat"][public["una"]] + edna.last["on_tab_msat"][public["una"]]
+        assert cost == PRICE_MSAT  # as much as pip asked
     known = store.read(market.folder / "una" / "state")
     assert (known.digest, known.tasks) == (digest, ("right",))
     log = market.log("una")  # there is room for one task at a time, so the old one was left first

@@ -392,9 +392,9 @@ def test_the_book_is_on_disk_when_a_method_returns(tmp_path):
 def test_a_ledger_of_a_later_version_is_not_touched(tmp_path):
     path = tmp_path / "ledger.db"
     db = sqlite3.connect(path)
-    db.execute("PRAGMA user_version = 6")
+    db.execute("PRAGMA user_version = 7")
     db.close()
-    with pytest.raises(BadConfig, match="version 6"):
+    with pytest.raises(BadConfig, match="version 7"):
         Ledger(path)
 
 
@@ -474,7 +474,7 @@ def test_credit_grows_with_what_a_key_has_paid_and_shuts_out_only_what_is_beyond
     ledger.owe(Due(other, BOB, 1_011, 100))
     ledger.quoted(quote(1, other))
     ledger.settled(came(1, 1_011), "w")
-    ledger.owe(Due(key_of(4), BOB, 1_011, 100))
+    ledger.owe(Due(key_of(4), BOB, 101, 100))  # a tenth of what it has paid
     assert ledger.is_covered(BOB) and not ledger.in_debt(BOB, 10**9)
     ledger.owe(Due(key_of(5), BOB, 1, 100))
     assert not ledger.is_covered(BOB) and ledger.in_debt(BOB, 100)
@@ -622,6 +622,120 @@ def test_a_ledger_of_the_second_version_goes_on_and_its_dues_count_as_before(tmp
     after.end_job("11" * 32, 2)
     assert after.count_received("11" * 32) == 2
     after.close()
+
+
+# Sums beside the tabs.
+
+
+def steps_of(ledger, look):
+    """How much SQLite does for a look, in its own instructions."""
+    counted = []
+    ledger._db.set_progress_handler(lambda: counted.append(1) and None, 1)
+    look()
+    ledger._db.set_progress_handler(None, 0)
+    return len(counted)
+
+
+def test_a_look_at_a_tab_takes_no_longer_the_more_chunks_stand_on_it():
+    ledger = Ledger(":memory:", CreditTerms(10**6, 10**6))
+    looks = [lambda: ledger.is_due(ALICE, 0, running=True), lambda: ledger.is_covered(CUSTOMER)]
+    taken = []
+    for chunk in range(300):
+        ledger.plan(Key(JOB, ALICE, chunk), 5)
+        ledger.owe(Due(Key(JOB, ALICE, chunk), CUSTOMER, 5, 100))
+        if chunk in (10, 299):
+            taken.append([steps_of(ledger, look) for look in looks])
+    assert taken[0] == taken[1]
+    assert ledger.tab(ALICE).owed_msat == ledger.tab_msat(CUSTOMER) == 1_500
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 7), st.sampled_from([ALICE, BOB]), st.integers(0, 3)), max_size=30))
+def test_the_sums_beside_the_tabs_are_those_of_the_rows(steps):
+    ledger = Ledger(":memory:")
+    for n, (what, payee, chunk) in enumerate(steps):
+        key, number = Key(JOB, payee, chunk), n % len(HASHES)
+        try:
+            if what < 2:
+                ledger.plan(key, 10 * (chunk + 1))
+                ledger.owe(Due(key, CUSTOMER, 10 * (chunk + 1), dues.NEVER_S if what else 100))
+            elif what == 2:
+                ledger.begin(payee, [key], Payment(HASHES[number], f"lnbcrt{n}", 10 * (chunk + 1) + 7 * (n % 4)))
+                ledger.quoted(Quote(key, HASHES[number], "{}", f"lnbcrt{n}"))
+            elif what == 3:
+                ledger.forgive(key)
+                ledger.forgo(key)
+            else:
+                number = chunk + 4 * (what % 2)
+                ledger.record(HASHES[number], debts.PaymentAttempt("w"))
+                if what == 7:
+                    ledger.record(HASHES[number], debts.PaymentFailure("no route"))
+                    continue
+                ledger.record(HASHES[number], debts.PaymentSettlement(PREIMAGES[number], 1))
+                amount_msat = ledger.payment(HASHES[number]).amount_msat
+                ledger.settled(Receipt(str(n), HASHES[number], PREIMAGES[number], amount_msat, 5), "w")
+        except (NotAllowed, NotFound):
+            continue
+        for one in (ALICE, BOB):
+            tab, unpaid = ledger.tab(one), ledger.unpaid_to(one)
+            assert tab.owed_msat == sum(debt.left_msat for debt in unpaid)
+            paid = ledger._db.execute(
+                "SELECT amount_msat, ahead_msat FROM payments WHERE payee = ? AND state = 'paid'", (one,)
+            )
+            sums = [sum(column) for column in zip(*paid, strict=True)] or [0, 0]
+            assert [tab.paid_msat, tab.ahead_msat] == sums
+        owed = ledger._db.execute("SELECT amount_msat FROM dues WHERE state = 'due' AND due_by_s = 100").fetchall()
+        assert ledger.tab_msat(CUSTOMER) == sum(amount_msat for (amount_msat,) in owed)
+        (came_msat,) = ledger._db.execute("SELECT coalesce(sum(amount_msat), 0) FROM quotes").fetchone()
+        assert ledger.paid_msat(CUSTOMER) == came_msat
+
+
+def test_a_payment_that_was_under_way_for_a_forgiven_debt_is_ahead_when_it_settles(ledger):
+    ledger.plan(KEY, 40)
+    attempted(ledger, 0, KEY, amount_msat=61)
+    ledger.forgive(KEY)
+    settle_payment(ledger, 0)
+    assert (ledger.tab(ALICE).owed_msat, ledger.tab(ALICE).ahead_msat) == (0, 61)
+
+
+def test_what_was_paid_of_a_forgiven_debt_is_ahead_again():
+    ledger = Ledger(":memory:")
+    ledger.plan(KEY, 10)
+    ledger.begin(ALICE, [KEY], Payment(HASHES[0], "lnbcrt0", 15))
+    ledger.record(HASHES[0], debts.PaymentAttempt("w"))
+    ledger.record(HASHES[0], debts.PaymentSettlement(PREIMAGES[0], 0))
+    part, other = Key(JOB, ALICE, 1), Key(JOB, ALICE, 2)
+    ledger.plan(part, 20)
+    ledger.plan(other, 3)
+    assert (ledger.tab(ALICE).owed_msat, ledger.tab(ALICE).ahead_msat) == (18, 0)
+    ledger.forgive(part)
+    assert (ledger.tab(ALICE).owed_msat, ledger.tab(ALICE).ahead_msat) == (0, 2)
+    assert ledger.debt(other).state == "paid"
+
+
+def test_a_ledger_of_version_5_is_summed_up(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.db")
+    for chunk in range(3):
+        ledger.plan(Key(JOB, ALICE, chunk), 10)
+        ledger.owe(Due(Key(JOB, ALICE, chunk), CUSTOMER, 10, 100 if chunk else dues.NEVER_S))
+    ledger.begin(ALICE, [KEY], Payment(HASHES[0], "lnbcrt0", 15))
+    ledger.quoted(Quote(KEY, HASHES[0], "{}", "lnbcrt0"))
+    ledger.record(HASHES[0], debts.PaymentAttempt("w"))
+    ledger.record(HASHES[0], debts.PaymentSettlement(PREIMAGES[0], 0))
+    ledger.settled(Receipt("1", HASHES[0], PREIMAGES[0], 15, 5), "w")
+    before = ledger.tab(ALICE), ledger.tab_msat(CUSTOMER), ledger.paid_msat(CUSTOMER)
+    names = ledger._db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall()
+    for (name,) in names:
+        ledger._db.execute(f"DROP TRIGGER {name}")
+    ledger._db.execute("DROP TABLE tabs")
+    ledger._db.execute("DROP TABLE accounts")
+    ledger._db.execute("PRAGMA user_version = 5")
+    ledger.close()
+    again = Ledger(tmp_path / "ledger.db")
+    assert (again.tab(ALICE), again.tab_msat(CUSTOMER), again.paid_msat(CUSTOMER)) == before
+    again.plan(Key(JOB, ALICE, 9), 10)
+    assert again.tab(ALICE).owed_msat == before[0].owed_msat + 10
+    again.close()
 
 
 # Jobs that broke off.

@@ -105,9 +105,79 @@ async def test_a_payment_is_of_whole_units_and_what_is_more_pays_the_next_chunk_
     assert market.provider_book.balance_msat(market.customer.public) == 982
 
 
-async def test_a_lump_to_a_payee_that_gives_credit_is_of_whole_satoshis_whatever_the_payers_wallet_takes(market):
+async def test_a_chunk_that_the_balance_pays_in_part_is_named_with_no_less_than_it_costs(market, monkeypatch):
+    info = dataclasses.replace(await market.payer_wallet.info(), unit_msat=1_000, least_msat=1_000)
+
+    async def whole_sats():
+        return info
+
+    monkeypatch.setattr(market.payer_wallet, "info", whole_sats)
+    for chunk, amount_msat in ((0, 100), (1, 5_200)):
+        market.deliver(chunk, amount_msat)
+        assert (await market.pay(chunk, amount_msat)).state == "paid"
+        await market.settle(1)
+    tab, customer = market.payer.tab(market.provider.public), market.customer.public
+    assert tab.paid_msat == market.provider_book.paid_msat(customer) == 7_000
+    assert tab.ahead_msat == market.provider_book.balance_msat(customer) == 1_700
+
+
+async def test_claims_that_come_in_another_order_than_they_were_made_leave_both_books_alike(market, monkeypatch):
+    """Each side spends the balance on what it hears of first. So one holds a chunk for owed that the other has paid."""
+    info = dataclasses.replace(await market.payer_wallet.info(), unit_msat=1_000, least_msat=1_000)
+
+    async def whole_sats():
+        return info
+
+    monkeypatch.setattr(market.payer_wallet, "info", whole_sats)
+    market.deliver(0, 990)
+    await market.pay(0, 990)
+    await market.settle(1)
+    for chunk in (1, 2):
+        market.deliver(chunk, 10)
+    assert market.provider_book.due(market.key(1)).state == "settled"
+    for chunk in (2, 1):
+        assert (await market.pay(chunk, 10)).state == "paid"
+    await market.settle(1)
+    tab, customer = market.payer.tab(market.provider.public), market.customer.public
+    assert market.provider_book.owed_msat(customer) == tab.owed_msat == 0
+    assert market.provider_book.balance_msat(customer) == tab.ahead_msat == 990
+    with pytest.raises(NotAllowed, match="paid"):  # nothing at all is owed now
+        await market.quote(request(market, key=market.key(1), amount_msat=10), 10)
+
+
+async def test_what_falls_due_while_a_lump_is_on_its_way_waits_for_the_next_lump(market):
+    """A payment takes as long as some chunks. They are within credit when it has arrived."""
+    credit, arrived, paying = CreditTerms(1_000, 10_000), asyncio.Event(), []
+    market.payer._wallet = Slow(market.payer_wallet, arrived)
+    for chunk in range(9):
+        market.deliver(chunk, 100)
+        paying.append(asyncio.create_task(market.pay(chunk, 100, terms=ZapTerms(credit=credit))))
+        while chunk == 5 and not market.customer_book.under_way():  # 600 msat are more than half of the credit
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0)
+    arrived.set()
+    await asyncio.gather(*paying)
+    assert await market.payee_wallet.balance_msat() == 600
+    assert market.payer.tab(market.provider.public).owed_msat == 300
+
+
+class Slow:
+    """A wallet whose payments take until they are told to arrive."""
+
+    def __init__(self, wallet, arrived):
+        self._wallet, self._arrived = wallet, arrived
+
+    def __getattr__(self, name):
+        return getattr(self._wallet, name)
+
+    async def pay(self, bolt11, **options):
+        await self._arrived.wait()
+        return await self._wallet.pay(bolt11, **options)
+
+
+async def test_a_lump_is_of_what_the_payees_wallet_takes_whatever_the_payers_does(market):
     """The payee's wallet may take no others, as that of an LNbits does."""
-    terms = ZapTerms(credit=CreditTerms(1_000, 10_000))
+    terms = ZapTerms(credit=CreditTerms(1_000, 10_000, unit_msat=1_000))
     for chunk in range(2):
         market.deliver(chunk, 333)
         debt = await market.pay(chunk, 333, terms=terms)

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from nodewire.errors import RelayRefused, TimedOut
+from nodewire.errors import NotAllowed, RelayRefused, TimedOut
 from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts import zaps
 from nodewire.pay.accounts.debts import Key
@@ -197,3 +197,16 @@ async def test_three_of_three_payments_count_after_a_change_of_wallet_and_each_i
         assert wallet.asked_after == ""
     assert shop.ledger.earned_msat() == 13 * DUE_MSAT
     assert (shop.ledger.cursor("first"), shop.ledger.cursor("second")) == ("10", "3")
+
+
+async def test_a_zap_that_names_a_paid_chunk_is_taken_while_its_sender_owes_others():
+    """Each side may have its own order of what a lump has paid: it is the sum that both agree on."""
+    shop, other = Shop(publish_nothing), Key("cd" * 32, PROVIDER.public, 0)
+    invoice = await shop.quote()
+    shop.till.clear(shop.node.receipt(invoice.payment_hash), "w")
+    with pytest.raises(NotAllowed, match="nothing else is owed"):
+        await shop.quote(created_at=2)
+    shop.ledger.owe(Due(other, CUSTOMER.public, DUE_MSAT, int(time.time()) + 30))
+    again = await shop.quote(created_at=3)
+    (due,) = shop.till.clear(shop.node.receipt(again.payment_hash, cursor=2), "w")
+    assert (due.key, shop.ledger.tab_msat(CUSTOMER.public), shop.ledger.balance_msat(CUSTOMER.public)) == (other, 0, 0)

@@ -8,8 +8,9 @@ import os
 import aiohttp
 import pytest
 
-from nodewire.errors import BadConfig, NotAllowed, NotFound
+from nodewire.errors import BadConfig, BadInput, NotAllowed, NotFound, PaymentFailed
 from nodewire.pay.lightning import invoices
+from simnet.conditions import Conditions
 from simnet.journal import Journal
 from simnet.service import HOLD_S, Fees, Simnet
 from simnet.wallet import SimWallet
@@ -251,3 +252,76 @@ async def test_own_invoices_are_listed_page_by_page(simnet_url):
             async with session.get(f"{simnet_url}/v1/invoices?{query}") as response:
                 assert response.status == 400
     assert listed == made
+
+
+def test_a_payment_is_under_way_for_its_time_and_goes_on_after_a_restart(path, clock):
+    for restarts in (False, True):
+        path.unlink(missing_ok=True)
+        simnet = Simnet(path, Fees(10, 0), 1_000_000, clock, conditions=Conditions(payment_s=3.0))
+        payee, payer = accounts(simnet)
+        invoice = simnet.make_invoice(payee, 1_000, 2, description_hash=HASH)  # it expires meanwhile
+        assert simnet.attempt(payer, invoice.bolt11, 10).phase == "held"
+        assert simnet.attempt(payer, invoice.bolt11, 10).phase == "held"
+        assert simnet.next_deadline_s() <= clock.now_s + 3.0
+        clock.now_s += 2.9
+        assert simnet.record(payer, invoice.payment_hash, "out").phase == "held"
+        assert total(simnet.state) == simnet.state.issued_msat
+        if restarts:
+            simnet.close()
+            simnet = Simnet(path, Fees(10, 0), 1_000_000, clock, conditions=Conditions(payment_s=3.0))
+        clock.now_s += 0.1
+        assert simnet.record(payer, invoice.payment_hash, "out").phase == "settled"
+        assert simnet.balance_msat(payee) == 1_000
+        simnet.close()
+
+
+@pytest.mark.parametrize("payment_s", [0.0, 1.0])
+def test_a_payment_without_a_route_goes_back_and_is_on_record_as_failed(path, clock, payment_s):
+    conditions = Conditions(payment_s=payment_s, failing_ppm=1_000_000)
+    simnet = Simnet(path, Fees(10, 0), 1_000_000, clock, conditions=conditions)
+    payee, payer = accounts(simnet)
+    invoice = simnet.make_invoice(payee, 1_000, 600, description_hash=HASH)
+    simnet.attempt(payer, invoice.bolt11, 10)
+    clock.now_s += payment_s
+    found = simnet.record(payer, invoice.payment_hash, "out")
+    assert "no route" in found.reason
+    assert simnet.attempt(payer, invoice.bolt11, 10) == found
+    with pytest.raises(PaymentFailed, match="no route"):
+        simnet.pay(payer, invoice.bolt11, 10)
+    assert (simnet.balance_msat(payer), simnet.balance_msat(payee)) == (1_000_000, 0)
+    simnet.close()
+    again = Simnet(path, now_s=clock)
+    assert again.record(payer, invoice.payment_hash, "out") == found
+    clock.now_s += 601
+    again.sweep()
+    assert again.state.invoice(invoice.payment_hash).phase == "expired"
+    again.close()
+
+
+def test_stuck_payments_are_held_longer_and_half_of_them_go_back():
+    conditions = Conditions(1.0, 3.0, failing_ppm=100_000, stuck_ppm=200_000, stuck_s=60.0)
+    fates = [conditions.fate(invoices.hash_of(f"{n:064x}")) for n in range(4_000)]
+    stuck = [fate for fate in fates if fate.is_stuck]
+    failed = [fate for fate in fates if not fate.arrives and not fate.is_stuck]
+    assert 600 < len(stuck) < 1_000
+    assert 0.4 < sum(fate.arrives for fate in stuck) / len(stuck) < 0.6
+    assert 300 < len(failed) < 500
+    assert all(61.0 <= fate.after_s <= 63.0 for fate in stuck)
+    assert all(1.0 <= fate.after_s <= 3.0 for fate in fates if not fate.is_stuck)
+    assert Conditions().fate("ff" * 32).arrives
+
+
+async def test_the_service_has_payments_take_time_and_amounts_of_whole_units(path):
+    with run_simnet(path, "--payment-s", "0.4", "--unit-msat", "1000") as url:
+        payee, _ = await SimWallet.open_account(url, "a", 0)
+        payer, _ = await SimWallet.open_account(url, "b", 5_000)
+        info = await payer.info()
+        assert (info.unit_msat, info.least_msat) == (1_000, 1_000)
+        with pytest.raises(BadInput, match="1000"):
+            await payee.invoice(1_500, description="x", expiry_s=60)
+        invoice = await payee.invoice(2_000, description="x", expiry_s=60)
+        assert (await payer.pay(invoice.bolt11, max_fee_msat=10, timeout_s=0.0)).state == "pending"
+        assert (await payer.lookup(invoice.payment_hash, "out")).state == "pending"
+        assert (await payer.pay(invoice.bolt11, max_fee_msat=10)).state == "settled"
+        await payee.close()
+        await payer.close()

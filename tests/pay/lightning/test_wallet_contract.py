@@ -414,9 +414,9 @@ async def test_an_invoice_of_nobody_here_finds_no_route(pair):
 
 
 @pytest.mark.needs("pay")
-async def test_an_invoice_that_another_has_paid_cannot_be_paid(pair, open_kind, request):
+async def test_an_invoice_that_another_has_paid_cannot_be_paid(pair, open_payee, request):
     """Where others forward, none of them may be the first to pay: it would know the preimage, and take the payment."""
-    third = await open_kind(request.node.callspec.params["pair"], RICH_MSAT)
+    third = await open_payee(request.node.callspec.params["pair"])
     await pair.pay(await pair.invoice(pair.amount(40)))
     invoice = await third.invoice(pair.amount(), description=TEXT, expiry_s=600)
     assert (await pair.payee.pay(invoice.bolt11, max_fee_msat=MOST_FEE_MSAT)).state == "settled"

@@ -133,7 +133,12 @@ async def test_what_its_plugin_refuses_or_says_wrongly_is_a_typed_error(answerin
         (302, b"{}", LinkLost, "302"),
         (200, b"", LinkLost, "no JSON"),
         (200, b"[]", LinkLost, "nothing of its own"),
-        (200, b'{"error":{"code":1,"message":"wallet not loaded"}}', LinkLost, "electrum load_wallet"),  # it has just been started
+        (
+            200,
+            b'{"error":{"code":1,"message":"wallet not loaded"}}',
+            LinkLost,
+            "electrum load_wallet",
+        ),  # it has just been started
         (200, b'{"error":{"code":1,"message":"something else"}}', NotAllowed, "something else"),
         (200, b'{"error":{"code":2,"message":"internal error"}}', LinkLost, "internal error"),
         (200, b"[" * 5_000_000, LinkLost, "over 4000000 bytes"),

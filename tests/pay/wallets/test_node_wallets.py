@@ -480,7 +480,7 @@ async def test_while_xpay_looks_for_another_way_a_part_that_failed_is_no_payment
 
 
 async def test_a_failure_counts_once_xpay_can_begin_no_part_any_more(told):
-    failed = {"payment_hash": H, "status": "failed", "amount_msat": 5_000, "created_at": int(time.time()) - 119}
+    failed = {"payment_hash": H, "status": "failed", "amount_msat": 5_000, "created_at": int(time.time()) - 60}
     wallet = await told(ClnWallet, {"/v1/listpays": {"pays": [failed]}})
     assert (await wallet.lookup(H, "out")).state == "pending"
     wallet = await told(ClnWallet, {"/v1/listpays": {"pays": [failed | {"created_at": int(time.time()) - 121}]}})

@@ -116,8 +116,8 @@ class QuorumBondHolder:
         if until_s > bond.until_s:
             raise NotAllowed(
                 "until_s",
-                f"a bond of this kind ends when it was locked for, at {bond.until_s}; a later "
-                "one is locked when this one is back",
+                f"a bond of this kind ends when it was locked for, at {bond.until_s}. "
+                "Lock a later one when this one is back",
             )
         if not amount_msat:
             return bond
