@@ -281,7 +281,7 @@ class Market:
             await process.wait()
             raise
         if process.returncode:
-            raise RuntimeError(f"nodewire {' '.join(command[:2])}: {(stderr or stdout).decode()[-1500:]}")
+            raise RuntimeError(f"nodewire {' '.join(command[:2])}: {(stderr + stdout).decode()[-1500:]}")
         return dict(json.loads(stdout))
 
     def log(self, name: str) -> str:
