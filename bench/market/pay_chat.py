@@ -27,7 +27,7 @@ from nodewire.pay.accounts.payer import Fees, Payer
 from nodewire.pay.accounts.till import Till
 from nodewire.pay.accounts.zaps import split
 from nodewire.pay.lightning import invoices, lnurl
-from nodewire.pay.lightning.lnurl_server import Endpoint, serving
+from nodewire.pay.lightning.lnurl_server import Endpoint, serve_endpoint
 from nodewire.protocol.job.chunk import AHEAD
 from nodewire.provider.inference.credit import Credit
 from simnet.wallet import SimWallet
@@ -79,7 +79,7 @@ class Seller:
         listening = socket.create_server(("127.0.0.1", 0))
         endpoint = Endpoint("seller", f"http://127.0.0.1:{listening.getsockname()[1]}", self.keys.public, self._quote)
         self.lnurl = endpoint.pay_url
-        await stack.enter_async_context(serving(endpoint, listening))
+        await stack.enter_async_context(serve_endpoint(endpoint, listening))
         running = asyncio.create_task(self._till.run(self._settled))
         stack.callback(running.cancel)
 

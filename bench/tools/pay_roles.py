@@ -43,7 +43,7 @@ from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.accounts.payer import PAID, Payer
 from nodewire.pay.accounts.till import Till
 from nodewire.pay.lightning import invoices, lnurl
-from nodewire.pay.lightning.lnurl_server import Endpoint, serving
+from nodewire.pay.lightning.lnurl_server import Endpoint, serve_endpoint
 from nodewire.pay.lightning.wallet import Receipt
 from nodewire.provider.inference.credit import Credit
 from simnet.__main__ import simnet as run_simnet
@@ -237,7 +237,7 @@ class ProviderLife:
         endpoint = Endpoint("node", f"http://127.0.0.1:{setup.ports[1]}", setup.provider.public, self._quote)
         app = web.Application()
         app.add_routes([web.post("/chunk", self._chunk)])
-        async with serving(endpoint, _listen(setup.ports[1])):
+        async with serve_endpoint(endpoint, _listen(setup.ports[1])):
             runner = web.AppRunner(app)
             await runner.setup()
             await web.SockSite(runner, _listen(setup.ports[2])).start()

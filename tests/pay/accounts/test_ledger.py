@@ -645,7 +645,8 @@ def test_a_look_at_a_tab_takes_no_longer_the_more_chunks_stand_on_it():
         ledger.owe(Due(Key(JOB, ALICE, chunk), CUSTOMER, 5, 100))
         if chunk in (10, 299):
             taken.append([steps_of(ledger, look) for look in looks])
-    assert taken[0] == taken[1]
+    # An index may have grown by a level; a sum over the chunks would take thirty times as many.
+    assert all(later <= 2 * early for early, later in zip(*taken, strict=True))
     assert ledger.tab(ALICE).owed_msat == ledger.tab_msat(CUSTOMER) == 1_500
 
 
