@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import sqlite3
 import statistics
 import sys
 import tempfile
@@ -109,8 +110,10 @@ class Watch:
 
     async def run(self) -> None:
         while True:
-            now_s = time.monotonic()
-            for row in self.market.rows(CUSTOMER, "SELECT payment_hash, state FROM payments"):
+            now_s, rows = time.monotonic(), []
+            with contextlib.suppress(sqlite3.OperationalError):  # its owner opens or closes it just now
+                rows = self.market.rows(CUSTOMER, "SELECT payment_hash, state FROM payments")
+            for row in rows:
                 one, state = row["payment_hash"], row["state"]
                 if state == "paying" and one not in self.began_s:
                     self.began_s[one] = now_s
