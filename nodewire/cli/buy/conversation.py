@@ -120,7 +120,7 @@ class Talk(ABC):
 
     @abstractmethod
     async def ring(self) -> list[dict[str, Any]]:
-        """Who computed what of the last answer."""
+        """The providers of the last answer, by task."""
 
 
 async def follow(pieces: AsyncIterator[Piece], made: Answer, told: Told, cost_msat: Callable[[], int]) -> None:

@@ -117,7 +117,7 @@ class JobWithPlan(Protocol):
 
 
 def show_plan(planned: JobWithPlan, names: Mapping[str, str]) -> None:
-    """Who does what, for how much, and out of how many; what all of it comes to, about and at most."""
+    """The plan, with each task's provider and price. The whole's price is given about, and at most."""
     plan, manifest, estimate = planned.plan, planned.manifest, planned.estimate
     makes_text = manifest.mode == "generate"
     table = Table("task", "provider", "price", "live holders", box=None, header_style="bold dim")
@@ -153,7 +153,7 @@ def show_plan(planned: JobWithPlan, names: Mapping[str, str]) -> None:
 
 
 def show_bill(done: Mapping[str, Any], config: Path, *, streamed: bool, sampled: bool) -> None:
-    """What it came to.
+    """The outcome of it.
 
     `streamed`: output came piece by piece, at a rate that means something. `sampled`: it is verified, whether that was
     waited for or not.

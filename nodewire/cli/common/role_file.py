@@ -67,7 +67,7 @@ def write(
 
 
 def line_end(text: str) -> str:
-    """What ends its lines."""
+    """The end of its lines."""
     return "\r\n" if "\r\n" in text else "\n"
 
 

@@ -152,7 +152,7 @@ def _price(msat: int | None, model: Mapping[str, Any]) -> str:
 
 
 def _prices(model: Mapping[str, Any]) -> list[str]:
-    """What all tasks of a model cost together at least, for people; nothing if one has no provider."""
+    """The least price of all tasks of a model, for people; nothing if one has no provider."""
     price = model["price"]
     if price["whole_msat"] is None:
         return []
@@ -164,7 +164,7 @@ def _prices(model: Mapping[str, Any]) -> list[str]:
 
 
 def _least(manifest: Manifest, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What all tasks cost together at least: a chunk (or a call), and a million tokens in, out, and found.
+    """The least price of all tasks: a chunk (or a call), and a million tokens in, out, and found.
 
     Tasks that keep nothing of a prompt cost the same where it was found.
     """

@@ -37,13 +37,13 @@ async def opened(account: WalletConfig) -> AsyncIterator[tuple[Wallet, WalletInf
 
 
 def document(info: WalletInfo, found: Sequence[Finding]) -> dict[str, Any]:
-    """What a probe found, as plain data."""
+    """A probe's findings, as plain data."""
     whole = {name: getattr(info, name) for name in ("id", "network", "unit_msat", "least_msat", "most_msat")}
     return {**whole, "abilities": [{**asdict(one), "means": one.means} for one in found]}
 
 
 def show(info: WalletInfo, found: Sequence[Finding]) -> None:
-    """What a probe found, for people."""
+    """A probe's findings, for people."""
     console.print(f"{escape(info.id)}, of {info.network}; from {sats(info.least_msat)} to {sats(info.most_msat)}")
     for one in found:
         follows = f": {one.means}" if one.means else ""
