@@ -163,7 +163,7 @@ class Trial:
         chunks = market.rows(CUSTOMER, "SELECT count(*) AS n, count(DISTINCT job || chunk) AS whole FROM debts")[0]
         self.checks["stalled"] = stalled_ms == 0
         spent = self._spent()
-        deaths = {victim: await self._death(victim) for victim in "bac"}
+        deaths = {victim: await self._death(victim) for victim in "ba"}
         await self._compare_books()
         receipts = await self._check_receipts()
         say("the same prompts in one process that has the whole model")
