@@ -132,7 +132,7 @@ def print_json(document: Any) -> None:
 def steps(
     what: str, clock_s: Callable[[], float] = time.monotonic, *, at_once: bool = False
 ) -> Iterator[Callable[[str], None]]:
-    """What is under way, on stderr, and how far it is.
+    """The work under way, on stderr, and its progress.
 
     It is said at most once a second, after the first unless `at_once`, since each step may take long. On a terminal it
     is one line that changes and goes. Steps are rich's markup.
@@ -168,7 +168,7 @@ def per_million(price_msat: int, chunk: int) -> str:
 
 
 def price_of_work(price_msat: int, mode: str, chunk: int) -> str:
-    """What work costs, with its unit: for a million tokens where a model makes text, else for a call."""
+    """The price of work, with its unit: for a million tokens where a model makes text, else for a call."""
     if mode == "generate":
         return f"{per_million(price_msat, chunk)} a million tokens"
     return f"{sats(price_msat)} a call"

@@ -138,9 +138,9 @@ class TrainConfig(Section):
 
 class CreditConfig(Section):
     first_msat: Msat = 100
-    """What a key that has paid nothing may owe while its first job runs, in msat. Two chunks may always be unpaid."""
+    """The debt in msat of a key that has paid nothing, while its first job runs. Two chunks may always be unpaid."""
     most_msat: Msat = 1_000_000
-    """What a key may owe at most, in msat. It may owe a tenth of what it has paid."""
+    """The largest debt in msat that a key may have. It may have a tenth of what it has paid."""
 
 
 class ProviderConfig(Role):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import sqlite3
 from collections.abc import Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,6 +84,18 @@ def _bring(db: sqlite3.Connection, path: str, what: str, schema: str, version: i
         for statement in _statements(script):  # executescript would commit first
             db.execute(statement)
     db.execute(f"PRAGMA user_version = {version}")
+    db.execute("COMMIT")
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """One transaction. What is read inside cannot change before it is written, in another process either."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        db.execute("ROLLBACK")
+        raise
     db.execute("COMMIT")
 
 

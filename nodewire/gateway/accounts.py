@@ -6,15 +6,14 @@ what it came to is booked in place of that. Of a request that a crash broke off,
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nodewire.core.sqlite import open_versioned
+from nodewire.core.sqlite import open_versioned, transaction
 from nodewire.errors import Busy, OverBudget
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from nodewire.gateway.config import KeyConfig
@@ -68,7 +67,7 @@ class Accounts:
             TooFast: it would be one too many; nothing was counted.
 
         """
-        with self._transaction():
+        with transaction(self._db):
             self._db.execute("INSERT INTO keys (name) VALUES (?) ON CONFLICT DO NOTHING", (key.name,))
             (next_ms,) = self._db.execute("SELECT next_ms FROM keys WHERE name = ?", (key.name,)).fetchone()
             if key.per_minute is not None:
@@ -88,7 +87,7 @@ class Accounts:
             OverBudget: nothing is left.
 
         """
-        with self._transaction():
+        with transaction(self._db):
             most_msat = min(most_msat, self._left_msat(key, most_msat))
             if most_msat <= 0:
                 raise _used_up(key)
@@ -107,7 +106,7 @@ class Accounts:
             OverBudget: others have it meanwhile; the job is not noted, and may not be published.
 
         """
-        with self._transaction():
+        with transaction(self._db):
             sql = "SELECT msat, EXISTS (SELECT * FROM jobs WHERE reserved = id) FROM reserved WHERE id = ?"
             msat, is_begun = self._db.execute(sql, (reservation.id,)).fetchone()
             most_msat = min(reservation.msat, max(most_msat, msat if is_begun else 0))
@@ -147,22 +146,12 @@ class Accounts:
         return key.budget_msat - self.spent_msat(key.name) - self.reserved_msat(key.name)
 
     def _settle(self, id_: int, cost_msat: int) -> None:
-        with self._transaction():
+        with transaction(self._db):
             self._db.execute("DELETE FROM jobs WHERE reserved = ?", (id_,))
             row = self._db.execute("DELETE FROM reserved WHERE id = ? RETURNING key", (id_,)).fetchone()
             if row is not None:
                 sql = "UPDATE keys SET spent_msat = spent_msat + ? WHERE name = ?"
                 self._db.execute(sql, (cost_msat, row[0]))
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
 
 
 def _used_up(key: KeyConfig) -> OverBudget:

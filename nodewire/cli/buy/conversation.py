@@ -216,7 +216,7 @@ class Conversation(Talk):
             made.cost_msat, made.requests = _cost_msat(begun), [one.request.id for one in begun]
 
     async def ring(self) -> list[dict[str, Any]]:
-        """Who computed what of the last answer, at what price, and how far each is from the one after.
+        """The providers of the last answer, by task, with prices and the time to the next one.
 
         Distances are by coordinates; from this machine they are as its link was measured. Times are one way.
         """

@@ -144,7 +144,7 @@ async def _tried(account: Account, place: Path, network: str) -> tuple[WalletInf
 
 
 async def _network(account: Account, place: Path) -> str:
-    """What the wallet says that it is of."""
+    """The network that the wallet names."""
     from nodewire.pay import registry
 
     wallet = registry.wallet_class(account.kind).from_file(account.url, place)
@@ -155,7 +155,7 @@ async def _network(account: Account, place: Path) -> str:
 
 
 def _role_of(config: Path, data: dict[str, Any]) -> str:
-    """Whose file it is, which need not have a wallet yet. Raises BadConfig: an oracle's."""
+    """The role of a file, which need not have a wallet yet. Raises BadConfig: an oracle's."""
     if "seat" in data:
         raise BadConfig(str(config), "this is an oracle's file, whose account stands in [bonds]: url and token_file")
     sold = (ProviderConfig.model_fields.keys() - CustomerConfig.model_fields.keys()) & data.keys()

@@ -110,7 +110,7 @@ def add_to(app: typer.Typer) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """What is asked before money goes; `yes` answers it."""
+    """The question before money goes; `yes` answers it."""
 
     yes: bool
 

@@ -6,16 +6,15 @@ one to somebody is pending no second one to the same is begun. So a command that
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
+from nodewire.core.sqlite import transaction
 from nodewire.errors import BadInput, NotAllowed, NotFound
 from nodewire.pay.accounts.debts import opens
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterator
 
     from nodewire.pay.lightning.wallet import Direction, State, Transfer
 
@@ -64,7 +63,7 @@ class OwnTransfers:
             NotAllowed: another payment to the same is pending.
 
         """
-        with self._transaction():
+        with transaction(self._db):
             known = self._all("payment_hash = ? AND direction = ?", one.payment_hash, one.direction)
             if known:
                 return known[0]
@@ -87,7 +86,7 @@ class OwnTransfers:
             and not opens(found.preimage or "", found.payment_hash)
         ):
             raise BadInput("preimage", f"the wallet's does not hash to {found.payment_hash}: look the payment up there")
-        with self._transaction():
+        with transaction(self._db):
             sql = (
                 "UPDATE own_transfers SET state = ?, fee_msat = ?, preimage = ?, reason = ? "
                 f"WHERE payment_hash = ? AND direction = ? AND {_UNDER_WAY}"
@@ -120,13 +119,3 @@ class OwnTransfers:
     def _all(self, where: str, *values: str) -> list[OwnTransfer]:
         rows = self._db.execute(f"SELECT * FROM own_transfers WHERE {where} ORDER BY rowid", values)
         return [OwnTransfer(*row) for row in rows]
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")

@@ -6,19 +6,19 @@ ended: the outputs of each are restored from the mint (NUT-09), or the same requ
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import orjson
 
-from nodewire.core.sqlite import open_versioned
+from nodewire.core.sqlite import open_versioned, transaction
 from nodewire.errors import NotFound, PaymentFailed
 from nodewire.pay.ecash.proofs import BlankOutput, Proof, parse_output, parse_proof
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
 OperationKind = Literal["swap", "mint", "melt"]
@@ -96,16 +96,9 @@ class Purse:
             self._opened = open_versioned(self._path, "a purse of ecash", _SCHEMA, 1, secret=True)
         return self._opened
 
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self) -> AbstractContextManager[None]:
         """All that is written inside, or nothing."""
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
+        return transaction(self._db)
 
     def named(self, name: str, value: str) -> str:
         """What the file has by this name; `value`, kept from now on, if it has nothing."""

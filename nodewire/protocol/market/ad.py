@@ -48,7 +48,8 @@ class ManifestOffer(Schema):
     slots: int = Field(ge=1, le=4_096)
 
 
-MAX_UNIT_MSAT = 1_000_000
+MAX_UNIT_MSAT = 1_000
+"""One satoshi: a customer pays so much ahead to a stranger, for a chunk of a few msat."""
 
 
 class CreditOffer(Schema):

@@ -6,13 +6,12 @@ A step is on disk before it counts. A bond is what its steps make of it (`pay.bo
 from __future__ import annotations
 
 import sqlite3
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
 import orjson
 
-from nodewire.core.sqlite import open_versioned
+from nodewire.core.sqlite import open_versioned, transaction
 from nodewire.errors import NotAllowed, NotFound
 from nodewire.nostr.event import parse_unverified
 from nodewire.pay.bond import bonds
@@ -20,7 +19,8 @@ from nodewire.pay.bond.bonds import Bond, Payout
 from nodewire.pay.bond.quorum.terms import SAT_MSAT, BondTerms, Evidence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from nodewire.pay.bond.quorum.custody import Coin
@@ -67,16 +67,9 @@ class Book:
     def __init__(self, path: Path) -> None:
         self._db = open_versioned(path, "a registrar's book", _SCHEMA, 1, alone=True, secret=True)
 
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self) -> AbstractContextManager[None]:
         """All that is written inside, or nothing."""
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
+        return transaction(self._db)
 
     # Bonds
 

@@ -64,7 +64,7 @@ const adFields = object({
   bond: withDefault(nullable(hex32), null),
   lookahead: leftOut(integer(1n, 256n), 1n),
   cached_ppm: leftOut(integer(1n, 1_000_000n), 1_000_000n),
-  credit: leftOut(nullable(object({ first_msat: msat, most_msat: msat, unit_msat: integer(1n, 1_000_000n) })), null),
+  credit: leftOut(nullable(object({ first_msat: msat, most_msat: msat, unit_msat: integer(1n, 1_000n) })), null),
 });
 
 export type Ad = Typed<typeof adFields>;
