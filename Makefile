@@ -15,8 +15,11 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check -qq
 # bolt11 and lnurl say that they end at Python 3.12, and work on 3.13: so what packages say of Python is not asked.
 LOCKED := $(PIP) install --no-deps --ignore-requires-python --require-hashes -r
 # What an older `pip install -e .` left in this folder hides entry points that are new: kinds, wallets.
-NODEWIRE := rm -rf nodewire.egg-info && $(PIP) install --no-deps --no-build-isolation -e .
+NODEWIRE := rm -rf nodewire.egg-info && $(PIP) install --no-deps --no-build-isolation -e . && \
+  $(VENV)/bin/python -m compileall -q nodewire relay kinds simnet processes demo
 ARGS ?=
+# What Python compiles is kept, whatever the shell says: a market has twenty processes, and each would compile it all.
+export PYTHONDONTWRITEBYTECODE :=
 # Of the processes that run the tests two trade, each on a market of its own, where they mostly wait.
 WORKERS ?= 3
 
@@ -39,12 +42,13 @@ checkpoint: $(VENV)/.installed ## train pycoder and its draft model anew, on a m
 	@$(VENV)/bin/python -m demo.model.make $(ARGS)
 
 test: $(VENV)/.dev ## run the tests (ARGS="-k name -x")
+	@$(VENV)/bin/python -m tools.compile_tests
 	@$(VENV)/bin/python -m pytest -n $(WORKERS) $(ARGS)
 
 test-fast: $(VENV)/.dev ## run the unit tests that are quick, in a minute (ARGS="tests/pay")
 	@$(VENV)/bin/python -m pytest -n $(WORKERS) --fast $(ARGS)
 
-coverage: $(VENV)/.dev ## branches that a room's own tests take, as JSON (ARGS="plan pay"; protocol, plan, pay, oracle)
+coverage: $(VENV)/.dev ## branches of protocol, plan, pay and oracle that their tests and attacks take, as JSON (ARGS="plan pay")
 	@$(VENV)/bin/python -m tests.branches $(ARGS)
 
 interop: $(VENV)/.dev ## other implementations against ours: OpenAI's client, plugin/core in TypeScript (ARGS="-k errors")
@@ -56,8 +60,8 @@ interop: $(VENV)/.dev ## other implementations against ours: OpenAI's client, pl
 bonds: $(VENV)/.dev ## bonds and ecash on a real Bitcoin node and a real Cashu mint, set up here (ARGS="-k vault")
 	@tools/bonds.sh build/bonds $(PYTHON)
 	@NODEWIRE_BITCOIND=$(CURDIR)/build/bonds/bitcoind NODEWIRE_NUTSHELL=$(CURDIR)/build/bonds/mint \
-	  $(VENV)/bin/python -m pytest -n 0 tests/pay/bitcoin tests/pay/bond tests/pay/wallets/test_cashu.py \
-	  tests/pay/lightning/test_wallet_contract.py $(ARGS)
+	  $(VENV)/bin/python -m pytest -n 0 tests/pay/bitcoin tests/pay/bond tests/pay/nutzaps tests/pay/wallets/test_cashu.py \
+	  tests/pay/lightning/test_wallet_contract.py tests/startup/test_nutzaps.py $(ARGS)
 
 fmt: $(VENV)/.dev ## mend what ruff can mend, and format
 	@$(VENV)/bin/ruff check --fix

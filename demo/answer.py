@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Set
 from pathlib import Path
 
 from machines import machine_bytes
-from market import NODEWIRE, Broken, Market
+from market import NODEWIRE, DemoFailure, Market
 from records import next_plan
 from screen import out
 
@@ -26,7 +26,7 @@ async def ask(
 ) -> dict:
     """What `nodewire generate --chat` reports of its answer, and `printed`: all that it printed, as it came.
 
-    `came` is told every further text. `pids` gets the id of the command's process. Raises Broken.
+    `came` is told every further text. `pids` gets the id of the command's process. Raises DemoFailure.
     """
     process = await asyncio.create_subprocess_exec(
         *NODEWIRE, "generate", question, "--chat", *arguments, "--max-tokens", str(tokens), "--report", str(report),
@@ -42,7 +42,7 @@ async def ask(
         await came(piece)
     said = (await notes).decode()
     if await process.wait():
-        raise Broken(f"the question was not answered:\n{said[-2000:]}")
+        raise DemoFailure(f"the question was not answered:\n{said[-2000:]}")
     return {**json.loads(report.read_text()), "printed": printed}
 
 
@@ -52,7 +52,7 @@ def show(text: str, style: str = "") -> None:
     sys.stdout.flush()
 
 
-class Bereaved:
+class AnswerWithDeath:
     """An answer that is shown as it comes, and one of whose providers is killed.
 
     `arguments` are of `nodewire generate`. `public`: the customer's key. `names`: of providers, by public key.
@@ -83,7 +83,7 @@ class Bereaved:
             done = await ask(question, self._arguments, tokens, report, self._came)
         out.print()
         if not self._victim:
-            raise Broken(f"the answer ended after {len(self._text)} characters, before anybody could die")
+            raise DemoFailure(f"the answer ended after {len(self._text)} characters, before anybody could die")
         task = self._victim["task"]
         went_on = next(a["provider"] for a in done["tasks"] if a["task"] == task) if done["begun_anew"] else ""
         return {
@@ -108,7 +108,10 @@ class Bereaved:
             self._silent_s = max(self._silent_s, now_s - self._came_s)
         if is_first:
             told = ", ".join(f"{self._names[a['provider']]} ({a['task']})" for a in plan["tasks"])
-            out.print(f"  [dim]computed by {told}; the relay never sees question or answer[/]\n", soft_wrap=True)
+            out.print(
+                f"  [dim]computed by {told}; the driver reads question and answer, the relay neither[/]\n",
+                soft_wrap=True,
+            )
         show(piece, "bold")
         if dies:
             show(f" [the demo kills {self._names[self._victim['provider']]} here] ", "red")
@@ -120,6 +123,8 @@ class Bereaved:
         self._machine_bytes = max(machine_bytes(one.pid) for one in daemons.values())
         mortal = [a for a in plan["tasks"] if len(self._serving[a["task"]]) > 1]
         if not mortal:
-            raise Broken("every provider of the plan holds a piece of the model that nobody else has, so none can die")
+            raise DemoFailure(
+                "every provider of the plan holds a piece of the model that nobody else has, so none can die"
+            )
         self._victim = mortal[len(mortal) // 2]
         os.killpg(daemons[self._victim["provider"]].pid, signal.SIGKILL)

@@ -35,6 +35,7 @@ class Listing:
     async def until(self, public: str, digest: str, task: str, *, listed: bool) -> str:
         """Wait until a provider is listed for a task of the model with this digest, or is no more.
 
+        Listed, it must be placed, too: a node that others have not found yet counts as far away, and others are drawn.
         Why it never came to that; empty if it did.
         """
         epoch = -1
@@ -45,7 +46,8 @@ class Listing:
                 return str(error)
             epoch = one.body.epoch
             snapshot = await self._market.snapshot(one.body.snapshot)
-            held = [h for node in snapshot.nodes if node.pubkey == public for h in node.held if h.manifest == digest]
+            nodes = [node for node in snapshot.nodes if node.pubkey == public and (node.is_placed or not listed)]
+            held = [h for node in nodes for h in node.held if h.manifest == digest]
             if any(offer.task == task for h in held for offer in h.tasks) == listed:
                 return ""
         return f"{LISTED_EPOCHS} epochs were certified meanwhile, and the newest says otherwise"

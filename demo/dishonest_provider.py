@@ -163,7 +163,8 @@ def story(
     if hers["fail"]:
         apart = "" if came["off_percent"] is None else f", [bold]{came['off_percent']:.0f} %[/] apart"
         signed = f"the result that {cheater.name} had signed for {cheater.task}"
-        yield f"{signed} is another than the one computed again{apart}"
+        drawn = f"{hers['fail']} of its {sum(hers.values())} pieces that were picked"
+        yield f"{signed} is another than the one computed again{apart}, in {drawn}"
     elif hers:
         told = [f"{count} {OUTCOMES[outcome]}" for outcome in OUTCOMES if (count := hers[outcome])]
         yield f"of {cheater.name}'s work for {cheater.task}: {', '.join(told)}"

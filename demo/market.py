@@ -29,7 +29,7 @@ CUSTOMER_MSAT = 100_000_000
 """What the customer's wallet holds at first."""
 
 
-class Broken(Exception):
+class DemoFailure(Exception):
     """What ends the demo: a process that does not start, or a command that fails."""
 
 
@@ -54,7 +54,7 @@ class Market:
             if not error["retryable"] or attempt == STARTS - 1:
                 break
             await self.processes.pop(name).wait()
-        raise Broken(f"{name} did not start: {error['code']}: {error['field']}: {error['reason']}")
+        raise DemoFailure(f"{name} did not start: {error['code']}: {error['field']}: {error['reason']}")
 
     async def _started(self, name: str, *command: str, timeout_s: float) -> dict:
         """The first document that a new process prints."""
@@ -67,9 +67,9 @@ class Market:
         try:
             line = await asyncio.wait_for(process.stdout.readline(), timeout_s)
         except TimeoutError:
-            raise Broken(f"{name} is not ready after {timeout_s:.0f} s; {self._log(name)}") from None
+            raise DemoFailure(f"{name} is not ready after {timeout_s:.0f} s; {self._log(name)}") from None
         if not line:
-            raise Broken(f"{name} did not start; {self._log(name)}")
+            raise DemoFailure(f"{name} did not start; {self._log(name)}")
         return json.loads(line)
 
     def _log(self, name: str) -> str:
@@ -84,7 +84,7 @@ class Market:
         )
         stdout, stderr = await process.communicate()
         if process.returncode:
-            raise Broken(f"nodewire {' '.join(command[:3])} failed:\n{(stderr or stdout).decode()[-2000:]}")
+            raise DemoFailure(f"nodewire {' '.join(command[:3])} failed:\n{(stderr or stdout).decode()[-2000:]}")
         return json.loads(stdout) if stdout else {}
 
     async def stop(self) -> None:

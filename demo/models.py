@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from market import Broken, Market
+from market import DemoFailure, Market
 
 ROOT = Path(__file__).parent.parent
 CODE = ("nodewire", "kinds")
@@ -46,7 +46,7 @@ def _in_package(module: str, pattern: str, package: str) -> Path:
     for root in (spec.submodule_search_locations or []) if spec else []:
         for found in sorted(Path(root).rglob(pattern)):
             return found
-    raise Broken(f"the package {package} is not installed; `make demo` installs it")
+    raise DemoFailure(f"the package {package} is not installed; `make demo` installs it")
 
 
 async def pieces(market: Market, model: Model, kept: Path) -> tuple[Path, bool]:

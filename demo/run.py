@@ -28,13 +28,13 @@ import dishonest_provider
 import machines
 import models
 import summary
-from answer import Bereaved, ask
+from answer import AnswerWithDeath, ask
 from certified_list import Listing
 from market import (
     CUSTOMER_MSAT,
     PROVIDERS,
     SIMNET,
-    Broken,
+    DemoFailure,
     Market,
     balance_msat,
     customer_config,
@@ -57,8 +57,8 @@ TOKENS = 96
 MOST_ASKED = 4
 """Times, until somebody has died in the middle of an answer."""
 LEAST_EPOCH_MS = 2_000
-"""An epoch must do for an oracle to load a piece. Where the machine is busy it is as long as one process took to start.
-"""
+"""An epoch must do for an oracle to load a piece, since verdicts count in epochs. On a busy machine it is half as long
+again as one process took to start."""
 SENTENCES = [
     "The cat sleeps on the warm windowsill.",
     "A kitten is napping in the sunshine.",
@@ -69,9 +69,10 @@ INTRODUCTION = (
     "nodewire is a marketplace where strangers' computers run pieces of AI models. You will see a language model"
     " (SmolLM2-135M) answer a question, one of the machines that compute the answer die in the middle of it, and"
     " another machine cheat and be convicted.\n"
-    f"{PROVIDERS} providers each hold a piece of the model and sell their work to a customer, four oracles judge them,"
-    " and a relay carries their messages. Here each is a process of its own on this computer, with a key of its own;"
-    " none trusts another.\n"
+    f"{PROVIDERS} providers each hold a piece of the model and sell their work to a customer, and a relay carries their"
+    " messages. Four oracles are the judges: they compute a sample of the work again, and three must agree to convict."
+    " A seventh provider joins later and cheats; it loses its bond, which is a deposit. Here each is a process of its"
+    " own on this computer, with a key of its own, as if it belonged to a stranger.\n"
     "The money is play money: sats (bitcoin's small unit; 1 sat is 1,000 msat) on a simulated Lightning network."
 )
 
@@ -254,7 +255,7 @@ class Trade:
         database, blobs = str(folder / "relay.db"), str(folder / "blobs")
         begun_s = time.monotonic()
         relay = await market.daemon("relay", "relay", "--port", "0", "--db", database, "--blobs", blobs)
-        epoch_ms = max(LEAST_EPOCH_MS, round(1000 * (time.monotonic() - begun_s)))
+        epoch_ms = max(LEAST_EPOCH_MS, round(1500 * (time.monotonic() - begun_s)))
         self.common = {"relay": self.options.relay or relay["url"], "blossom": relay["blossom"]}
         where = ["--relay", self.common["relay"], "--blossom", self.common["blossom"]]
         (self.created, simnet), self.decoder, self.encoder = await asyncio.gather(
@@ -269,7 +270,7 @@ class Trade:
         """Oracles and providers, all of them ready."""
         market, common, model = self.market, self.common, self.decoder
         step(f"{PROVIDERS} providers load, verify and announce their pieces; nobody has two pieces of one model")
-        note("a driver reads the text and picks each token; stages and graphs hold the layers between")
+        note("a driver reads the question and picks each token; stages (in MiniLM: graphs) hold the layers between")
         seats, stalls = Progress("oracle", len(self.created["oracles"])), Progress("provider", PROVIDERS)
         files = [str(self.folder / "committee" / f"oracle-{i}" / "oracle.toml") for i in range(1, seats.total + 1)]
         oracles = [market.daemon(f"oracle-{i}", "oracle", "--config", file) for i, file in enumerate(files, start=1)]
@@ -303,14 +304,14 @@ class Trade:
         step(f"the customer asks: [bold]{QUESTION}[/]")
         self.bought = ["--config", str(self.customer), "--model", self.decoder["address"]]
         for _ in range(MOST_ASKED):
-            one = Bereaved(self.market, self.bought, self.public, self.common["relay"], self.names, self.serving)
+            one = AnswerWithDeath(self.market, self.bought, self.public, self.common["relay"], self.names, self.serving)
             self.answered = answered = await one.ask(QUESTION, TOKENS)
             if answered["went_on"]:
                 break
             note(f"{answered['killed']} had done its part when it died; it is started and asked again")
             await self.restart(answered["killed"])
         else:
-            raise Broken(f"the answer needed nobody who died, {MOST_ASKED} times")
+            raise DemoFailure(f"the answer needed nobody who died, {MOST_ASKED} times")
         note(
             f"{answered['killed']} computed {answered['task']}; {answered['went_on']} took its place, from the text so"
             f" far. The longest pause was {answered['failover_ms'] / 1000:.1f} s."
@@ -474,7 +475,7 @@ def main() -> None:
     parser.add_argument("--stay", action="store_true", help="leave the market running")
     try:
         sys.exit(asyncio.run(run(parser.parse_args())))
-    except Broken as error:
+    except DemoFailure as error:
         sys.exit(f"demo: {error}")
     except (KeyboardInterrupt, asyncio.CancelledError):
         sys.exit(130)

@@ -33,7 +33,8 @@ class DecoderTask:
         self._inboxes = inboxes
         self._desk = desk
         self._inner = {edge.name for edge in job.manifest.inner_edges}
-        self._outputs = [edge for edge in job.manifest.outputs(task) if edge.name in self._inner]
+        self._rows: dict[str, tuple[str, int]] = {}
+        """By edge to another task, the dtype and width of the rows that a prompt has become, and so of all."""
         self._drives = task == job.manifest.driver.name
         self._admitted = -1
         """The newest chunk that is."""
@@ -69,17 +70,21 @@ class DecoderTask:
             return await self._returned(frame), []
         self._desk.received(self._task, frame)
         if not is_computed(frame) or not await self._is_admitted(frame):
-            return [], [self._empty(edge.name, frame) for edge in self._outputs]
+            return [], [without_rows(edge, frame, *rows) for edge, rows in self._rows.items()]
         return [frame], []
 
     def outs(self, frame: Frame[Array], outs: Sequence[Frame[Array]]) -> Sequence[Frame[Array]]:
         """The frames made of `frame`, as they go out. A stage's carry the epoch of that frame."""
+        inner = [out for out in outs if out.edge in self._inner]
         if self._drives:
-            for out in outs:
-                if out.edge in self._inner:
-                    self._epoch = epoch_of(out)
-                    self._sent[out.seq] = step_of(out, self._job.lookahead)
+            for out in inner:
+                self._epoch = epoch_of(out)
+                self._sent[out.seq] = step_of(out, self._job.lookahead)
             return outs
+        if frame.seq == 0:
+            for out in inner:
+                step_of(out, self._job.lookahead)
+                self._rows[out.edge] = (out.tensors[0].dtype, out.tensors[0].shape[2])
         epoch = epoch_of(frame)
         return [replace(out, meta={**out.meta, "epoch": epoch}) for out in outs] if epoch else outs
 
@@ -96,7 +101,8 @@ class DecoderTask:
             raise BadFrame(frame.edge, f"frame {frame.seq} was not computed, and nothing makes it void")
         self._desk.received(self._task, frame)
         if not is_computed(frame) or not await self._is_admitted(frame):
-            frame = without_rows(frame.edge, frame, frame.tensors[0].dtype)
+            (tensor,) = frame.tensors
+            frame = without_rows(frame.edge, frame, tensor.dtype, tensor.shape[2])
         return [frame]
 
     async def _is_admitted(self, frame: Frame[Array]) -> bool:
@@ -121,11 +127,6 @@ class DecoderTask:
             voided.cancel()
         self._admitted = chunk
         return True
-
-    def _empty(self, edge: str, frame: Frame[Array]) -> Frame[Array]:
-        coding = self._job.codings.get(edge)
-        declared = next(one for one in self._outputs if one.name == edge).tensors
-        return without_rows(edge, frame, coding[0][1] if coding else declared[0].dtype)
 
 
 def chunk_said(frame: Frame[Array]) -> int:

@@ -23,6 +23,7 @@ class NodewireError(Exception):
     pays: ClassVar[Payer] = "nobody"
 
     def __init__(self, field: str, reason: str = "") -> None:
+        field, reason = _in_utf8(field), _in_utf8(reason)
         super().__init__(f"{field}: {reason}" if reason else field)
         self.field = field
         self.reason = reason
@@ -157,7 +158,7 @@ class BadInvoice(BadInput):
 
 
 class BadZap(BadInput):
-    """A zap request or receipt breaks a clause of NIP-57."""
+    """A zap request, a receipt or a nutzap breaks a clause of NIP-57 or NIP-61."""
 
     code = "bad-zap"
 
@@ -214,7 +215,7 @@ class NotAllowed(NodewireError):
 
 
 class Busy(NodewireError):
-    """No free slot; another provider, or a later moment, may do."""
+    """No room for the session or call; another provider, or a later moment, may do."""
 
     code = "busy"
     retryable = True
@@ -319,6 +320,14 @@ def _register(cls: type[NodewireError]) -> None:
 
 
 _register(NodewireError)
+
+
+def _in_utf8(text: str) -> str:
+    r"""`text`, in which a lone surrogate, which no wire and no JSON has, is what it is written as (\ud800).
+
+    Python's `json` makes such of a stranger's document, and the error that quotes it must reach who is told.
+    """
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def first_of(error: BaseException) -> BaseException:

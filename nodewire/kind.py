@@ -155,7 +155,7 @@ class BatchActor(Actor, Protocol):
 
 
 @runtime_checkable
-class InBlocks(Actor, Protocol):
+class BlockActor(Actor, Protocol):
     """An actor that may be sent the positions of a frame in parts, one after the other.
 
     `protocol.tensors.position_split` parts them.
@@ -274,7 +274,9 @@ class Desk(Protocol):
     """What the role does around a job's computation: credit, commitment, closing."""
 
     async def admit(self, chunk: int, units: int = 1) -> None:
-        """Return when work on `chunk`, as much as `units` chunks, may begin: its predecessors but one are paid.
+        """Return when work on `chunk`, as much as `units` chunks, may begin.
+
+        Its predecessors but one are paid, or within credit then.
 
         Raises:
             PaymentRequired: they are not, for the desk's patience.

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from nodewire.protocol.market.ad import Ad
 
 _FETCH_S = 10.0
+_KEPT_MANIFESTS = 1_024
 _KEPT_SNAPSHOTS = 16
 _IDS_PER_FETCH = 256
 _BLOBS_TOGETHER = 16
@@ -85,7 +86,7 @@ class Market:
         self._kept: OrderedDict[str, Event] = OrderedDict()
         self._kept_bytes = 0
         self._reading = asyncio.Lock()
-        self._manifests: dict[str, Manifest] = {}
+        self._manifests = BoundedDict[str, Manifest](_KEPT_MANIFESTS)
         self._failure: NodewireError | None = None
 
     @classmethod
@@ -393,6 +394,10 @@ class Market:
         if digest is not None and found != digest:
             raise NotFound("manifest", f"{address} is now another version than {digest}")
         return manifest
+
+    def keep_manifest(self, manifest: Manifest) -> None:
+        """Have one that was read be found by its digest from now on, whatever its address has by then."""
+        self._manifests[manifest.digest()] = manifest
 
     async def fetch_blob(self, sha256: str, max_bytes: int) -> Path:
         """A blob's file in the local cache. Raises NotFound, BadHash, TooLarge."""

@@ -55,7 +55,7 @@ class BlobLimits:
     longest unused first; what is younger stays, and uploads are refused before it goes.
     """
 
-    blob_bytes: int = 2 * 1024**3  # bytes of one blob
+    blob_bytes: int = 4 * 1024**3  # bytes of one blob; no node fetches a larger one
     least_blob_bytes: int = 4_096  # bytes that a blob counts as at least, since it takes so much of a disk
     quota_bytes: int = 64 * 1024**3  # bytes of all blobs
     key_quota_bytes: int = 32 * 1024**3  # bytes of one uploader's blobs

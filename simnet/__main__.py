@@ -41,7 +41,7 @@ def simnet(
     ] = 0,
     stuck_s: Annotated[float, typer.Option(help="How long these are held; half of them go back then.", min=0)] = 60.0,
     unit_msat: Annotated[int, typer.Option(help="Amounts are whole multiples of it; 1000: satoshis.", min=1)] = 1,
-    url: Annotated[str, typer.Option(help="What others reach it by, if not by host and port.")] = "",
+    url: Annotated[str, typer.Option(help="The public URL (default: host and port).")] = "",
     key: Annotated[Path | None, typer.Option(help="Hold bonds: the holder's nsec, made if missing.")] = None,
     committee: Annotated[Path | None, typer.Option(help="Hold bonds for the committee of this committee.json.")] = None,
     statement_s: Annotated[int, typer.Option(help="How long a bond statement is good.", min=1)] = STATEMENT_S,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from nodewire.errors import LinkLost
 from nodewire.nostr import event as events
-from nodewire.pay.bond.bond_holder import ClaimPayment, HeldBond, Holder, VerdictSettlement
+from nodewire.pay.bond.bond_holder import HeldBond, Holder, VerdictSettlement
+from nodewire.pay.bond.treasury.client import TreasuryClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,13 +19,13 @@ if TYPE_CHECKING:
     from simnet.wallet import SimWallet
 
 _T = TypeVar("_T")
-_CLAIM_S = 600
 
 
-class SimBondHolder:
-    """Asks as the account of `wallet`, which stays the caller's to close; claims are paid into it."""
+class SimBondHolder(TreasuryClient):
+    """Asks as the account of `wallet`, which stays the caller's to close; payouts are paid into it."""
 
     def __init__(self, wallet: SimWallet) -> None:
+        super().__init__(wallet.ask, wallet)
         self._wallet = wallet
 
     async def holder(self) -> Holder:
@@ -54,35 +55,11 @@ class SimBondHolder:
     async def case(self, case: str) -> VerdictSettlement:
         return _settled(await self._wallet.ask("GET", f"/v1/cases/{case}"))
 
-    async def claim(self, keys: Keys, case: str) -> ClaimPayment:
-        due_msat = (await self.case(case)).due.get(keys.public, 0)
-        body = {"case": case, "bolt11": await self._invoice(due_msat or 1)}  # paid before: the answer says so
-        return _paid(await self._wallet.ask("POST", "/v1/claims", body, keys=keys))
-
     async def cosign(self, keys: Keys, committee: Committee, known: Callable[[str], frozenset[str]]) -> int:
         return 0  # it has the coins itself
 
-    async def claim_fee(self, keys: Keys) -> ClaimPayment | None:
-        due_msat = int((await self._wallet.ask("GET", f"/v1/fees/{keys.public}"))["due_msat"])
-        if due_msat <= 0:
-            return None
-        return _paid(await self._wallet.ask("POST", "/v1/fees", {"bolt11": await self._invoice(due_msat)}, keys=keys))
-
-    async def treasury(self, request: str) -> tuple[int, int]:
-        said = await self._wallet.ask("GET", f"/v1/treasury/{request}")
-        return int(said["received_msat"]), int(said["left_msat"])
-
-    async def share_msat(self, request: str, customer: str, chunk: int, before_ms: int) -> int:
-        path = f"/v1/treasury/{request}/shares/{customer}/{chunk}?before_ms={before_ms}"
-        said = await self._wallet.ask("GET", path)
-        return int(said["came_msat"])
-
     async def close(self) -> None:
         return
-
-    async def _invoice(self, amount_msat: int) -> str:
-        invoice = await self._wallet.invoice(amount_msat, description="a claim", expiry_s=_CLAIM_S)
-        return invoice.bolt11
 
 
 def _bond(said: dict[str, Any]) -> HeldBond:
@@ -91,10 +68,6 @@ def _bond(said: dict[str, Any]) -> HeldBond:
 
 def _settled(said: dict[str, Any]) -> VerdictSettlement:
     return _read(VerdictSettlement, said)
-
-
-def _paid(said: dict[str, Any]) -> ClaimPayment:
-    return _read(ClaimPayment, said)
 
 
 def _read(cls: type[_T], said: dict[str, Any]) -> _T:

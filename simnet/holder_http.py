@@ -1,6 +1,6 @@
 """The bond holder and treasurer over HTTP and JSON.
 
-GET  /v1/holder                {public, committee, unbonding_s, statement_s, lnurl, pool_msat}
+GET  /v1/holder                {public, committee, unbonding_s, statement_s, lnurl, pool_msat, unit_msat}
 GET  /v1/bonds/PROVIDER        its newest bond: {bond, provider, amount_msat, remainder_msat, state, until_s, ...}
 POST /v1/bonds                 {key, amount_msat, until_s}             A P   lock; the same key, the same bond
 POST /v1/bonds/raise           {key, amount_msat, until_s}             A P
@@ -8,14 +8,9 @@ POST /v1/bonds/release         {}                                      A P
 POST /v1/bonds/statement       {}                                        P   -> the signed statement (8858)
 POST /v1/verdicts              {certificate, request}: two events            -> the settled case
 GET  /v1/cases/CASE            a settled case: {outcome, culprit, bond, payouts, refused, due, ...}
-POST /v1/claims                {case, bolt11}                            P   -> {amount_msat, payment_hash, is_paid}
-POST /v1/fees                  {bolt11}                                  P   an oracle's part of the fees
-GET  /v1/fees/ORACLE           {due_msat}
-GET  /v1/treasury/REQUEST      {received_msat, left_msat}
-GET  /v1/treasury/REQUEST/shares/CUSTOMER/CHUNK    {came_msat}: what the customer zapped for the chunk, fee included;
-                                                   with ?before_ms=UNIX_MS what of it had come before
-GET  /v1/treasury/receipts/PAYMENT_HASH    the zap receipt (9735)
-GET  /.well-known/lnurlp/treasury and its callback: LNURL-pay, for zaps that name a job and a chunk
+GET  /v1/treasury/receipts/PAYMENT_HASH    the zap receipt (9735) of a lump
+GET  /.well-known/lnurlp/treasury and its callback: LNURL-pay, for zaps: lumps that are paid ahead
+and the treasury's own: `nodewire.pay.bond.treasury.http`
 
 A: the account's bearer token. P: the request is signed by a Nostr key (NIP-98), whose bond or claim it is: in
 `Authorization`, or beside a bearer token in `Nostr-Authorization`.
@@ -40,11 +35,12 @@ from nodewire.net.json_http import (
 )
 from nodewire.nostr import event as events
 from nodewire.nostr.nips import nip98
+from nodewire.pay.bond.treasury import http
 from nodewire.pay.lightning import invoices, lnurl_server
 
 if TYPE_CHECKING:
     from nodewire.nostr.event import Event
-    from simnet.holder_book import Claim, Deposit
+    from simnet.holder_book import Deposit
     from simnet.service import Simnet
     from simnet.steps import VerdictStep
     from simnet.treasurer import Treasurer
@@ -65,12 +61,8 @@ def routes(treasurer: Treasurer, simnet: Simnet, base_url: str) -> list[web.Rout
         web.get("/v1/bonds/{provider}", own.bond),
         web.post("/v1/verdicts", own.present),
         web.get("/v1/cases/{case}", own.case),
-        web.post("/v1/claims", own.claim),
-        web.post("/v1/fees", own.claim_fee),
-        web.get("/v1/fees/{oracle}", own.fee),
         web.get("/v1/treasury/receipts/{payment_hash}", own.receipt),
-        web.get("/v1/treasury/{request}", own.pot),
-        web.get("/v1/treasury/{request}/shares/{customer}/{chunk}", own.share),
+        *http.routes(treasurer, own.signed),
         *lnurl_server.routes(endpoint),
     ]
 
@@ -92,6 +84,7 @@ class _Routes:
                 "statement_s": rules.statement_s,
                 "lnurl": self._lnurl,
                 "pool_msat": self._treasurer.pool_msat,
+                "unit_msat": self._simnet.unit_msat,
             }
         )
 
@@ -111,7 +104,7 @@ class _Routes:
         return answer(_bond(self._treasurer.release(account, provider)))
 
     async def statement(self, request: web.Request) -> web.Response:
-        provider, _ = await self._signed(request)
+        provider, _ = await self.signed(request)
         return answer(self._treasurer.statement(provider).as_dict())
 
     async def present(self, request: web.Request) -> web.Response:
@@ -122,41 +115,15 @@ class _Routes:
     async def case(self, request: web.Request) -> web.Response:
         return answer(self._case(self._treasurer.case(hex32(dict(request.match_info), "case"))))
 
-    async def claim(self, request: web.Request) -> web.Response:
-        payee, body = await self._signed(request)
-        return answer(_claim(self._treasurer.claim(payee, hex32(body, "case"), _text(body, "bolt11"))))
-
-    async def claim_fee(self, request: web.Request) -> web.Response:
-        oracle, body = await self._signed(request)
-        return answer(_claim(self._treasurer.claim_fee(oracle, _text(body, "bolt11"))))
-
-    async def fee(self, request: web.Request) -> web.Response:
-        return answer({"due_msat": self._treasurer.fee_msat(hex32(dict(request.match_info), "oracle"))})
-
-    async def pot(self, request: web.Request) -> web.Response:
-        received_msat, left_msat = self._treasurer.pot(hex32(dict(request.match_info), "request"))
-        return answer({"received_msat": received_msat, "left_msat": left_msat})
-
-    async def share(self, request: web.Request) -> web.Response:
-        named = dict(request.match_info)
-        if not named["chunk"].isdecimal() or len(named["chunk"]) > 16:
-            raise BadInput("chunk", "not a number")
-        job, customer = hex32(named, "request"), hex32(named, "customer")
-        before = request.query.get("before_ms")
-        if before is not None and not (before.isdecimal() and len(before) <= 16):
-            raise BadInput("before_ms", "not a number")
-        before_ms = int(before) if before is not None else None
-        return answer({"came_msat": self._treasurer.share_msat(job, customer, int(named["chunk"]), before_ms)})
-
     async def receipt(self, request: web.Request) -> web.Response:
         return answer(self._treasurer.shares.receipt(hex32(dict(request.match_info), "payment_hash")).as_dict())
 
     async def _owner(self, request: web.Request) -> tuple[str, str, dict[str, Any]]:
         """The account and the provider that ask, and what."""
         account = self._simnet.account_of(bearer_token(request))
-        return account, *await self._signed(request)
+        return account, *await self.signed(request)
 
-    async def _signed(self, request: web.Request) -> tuple[str, dict[str, Any]]:
+    async def signed(self, request: web.Request) -> tuple[str, dict[str, Any]]:
         """The Nostr key that asks, and what. Raises NotAllowed."""
         raw = await raw_of(request, MAX_BODY_BYTES)
         asked = nip98.HttpRequest(self._base_url + request.path_qs, request.method, raw)
@@ -174,7 +141,7 @@ class _Routes:
             "bond": judged.bond,
             "payouts": judged.payouts,
             "refused": judged.refused,
-            "due": {p: self._treasurer.due_msat(judged.case, p) for p in {*judged.payouts, *judged.agreed}},
+            "due": {p: self._treasurer.case_due_msat(judged.case, p) for p in {*judged.payouts, *judged.agreed}},
         }
 
 
@@ -207,12 +174,4 @@ def _bond(deposit: Deposit) -> dict[str, Any]:
         "stated_until_s": bond.stated_until_s,
         "frees_at_s": bond.frees_at_s,
         "cases": [judged.case for judged in bond.judged],
-    }
-
-
-def _claim(claim: Claim) -> dict[str, Any]:
-    return {
-        "amount_msat": claim.event.amount_msat,
-        "payment_hash": claim.event.payment_hash,
-        "is_paid": claim.is_paid,
     }

@@ -28,10 +28,17 @@ CREATE TABLE IF NOT EXISTS nodes (
     node TEXT PRIMARY KEY, name TEXT NOT NULL, secret BLOB NOT NULL, token_sha256 TEXT NOT NULL UNIQUE
 ) STRICT;
 """
-_VERSION = 4
+_VERSION = 5
 _BODY = "CAST(json_remove(CAST(body AS TEXT), '$.is_second') AS BLOB)"
-_STEPS = {1: f"UPDATE events SET body = {_BODY} WHERE type = 'Judged'", 2: "", 3: ""}
-"""2: nobody stands by for a provider. 3: payments that failed are written down. 4: those that were under way, too."""
+_LAPSED = "SELECT payment_hash FROM events WHERE type = 'Lapsed'"
+_STEPS = {
+    1: f"UPDATE events SET body = {_BODY} WHERE type = 'Judged'",
+    2: "",
+    3: "",
+    4: f"DELETE FROM events WHERE type IN ('Claimed', 'Lapsed') AND payment_hash IN ({_LAPSED})",
+}
+"""2: nobody stands by for a provider. 3: payments that failed are written down. 4: those that were under way, too.
+5: a claim is bound to what is due, not to a case; those of before that were undone are as if they had never been."""
 _TYPES: dict[str, type[Event | Step]] = {
     "Opened": network.NodeJoin,
     "Invoiced": network.InvoiceIssue,
@@ -47,6 +54,8 @@ _TYPES: dict[str, type[Event | Step]] = {
     "Freed": steps.BondRelease,
     "Judged": steps.VerdictStep,
     "Quoted": steps.ZapQuote,
+    "Shared": steps.ShareEntry,
+    "Credited": steps.DueCredit,
     "Claimed": steps.PayoutClaim,
     "Lapsed": steps.ClaimLapse,
     "Closed": steps.RequestClosure,

@@ -1,4 +1,4 @@
-"""Invoices for the verification shares that customers zap, and the receipts for those that came in."""
+"""Invoices for the lumps that customers pay ahead for verification shares, and the receipts for those that came in."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from nodewire.pay.lightning import invoices
 from simnet.steps import ZapQuote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from nodewire.nostr.event import Event
     from nodewire.nostr.keys import Keys
     from nodewire.pay.lightning.invoices import Invoice
@@ -22,37 +20,34 @@ if TYPE_CHECKING:
 
 QUOTE_S = 300
 MAX_QUOTES = 8
-"""Open invoices of one sender for one request."""
+"""Open invoices of one sender."""
 MAX_OPEN_QUOTES = 10_000
 """Open invoices of all together. Beyond it an origin gets one that has fewer than its part."""
 MAX_OF_ORIGIN = 1_000
 
 
 class Shares:
-    """The treasury's till, signing as `keys`. `fee_ppm` of a share is the committee's; `watch` hears of every quote."""
+    """The treasury's till, signing as `keys`."""
 
-    def __init__(self, simnet: Simnet, keys: Keys, fee_ppm: int, watch: Callable[[ZapQuote], None]) -> None:
+    def __init__(self, simnet: Simnet, keys: Keys) -> None:
         self._simnet = simnet
         self._keys = keys
-        self._fee_ppm = fee_ppm
-        self._watch = watch
         self._open_quotes = [(quote.expires_at_s, quote.payment_hash) for quote in simnet.book.quotes.values()]
         heapq.heapify(self._open_quotes)
         self._origins: dict[str, str] = {}
         """The addresses that asked for open invoices, by payment hash; paid ones are left out."""
 
     async def quote(self, zap_request: str, amount_msat: int, origin: str = "") -> Invoice:
-        """The invoice for a zap of one chunk's verification share; the same request gets the same invoice.
+        """The invoice for a zap, which its sender pays ahead; the same request gets the same invoice.
 
         Raises:
-            BadZap: the request breaks a clause of NIP-57, or names no job and chunk.
+            BadZap: the request breaks a clause of NIP-57.
             NotAllowed, Busy: its sender, its `origin`, or everybody together, has too many open invoices.
 
         """
         request = nip57.parse_request(zap_request, amount_msat=amount_msat, receipt_signer=self._keys.public)
         if request.recipient != self._keys.public:
             raise BadZap("p", "another treasurer")
-        chunk = zaps.chunk_of(request)
         while self._open_quotes and self._open_quotes[0][0] <= self._simnet.time_s():
             _, over = heapq.heappop(self._open_quotes)
             self._origins.pop(over, None)
@@ -60,9 +55,9 @@ class Shares:
         for quote in live:
             if quote.zap_request == zap_request:
                 return invoices.decode(quote.bolt11)
-        received, asked = self._simnet.book.received, (request.sender, chunk.job)
-        if sum((one.sender, one.request) == asked and one.payment_hash not in received for one in live) >= MAX_QUOTES:
-            raise NotAllowed("invoice", f"{MAX_QUOTES} are open for this job")
+        received = self._simnet.book.received
+        if sum(one.sender == request.sender and one.payment_hash not in received for one in live) >= MAX_QUOTES:
+            raise NotAllowed("invoice", f"{MAX_QUOTES} are open for this key")
         self._check_room(origin)
         invoice = self._simnet.make_invoice(
             self._simnet.book.node, amount_msat, QUOTE_S, description_hash=zaps.description_hash(zap_request)
@@ -71,17 +66,13 @@ class Shares:
             payment_hash=invoice.payment_hash,
             zap_request=zap_request,
             bolt11=invoice.bolt11,
-            request=chunk.job,
             sender=request.sender,
-            chunk=chunk.chunk,
             amount_msat=amount_msat,
-            fee_msat=amount_msat * self._fee_ppm // 1_000_000,
             expires_at_s=invoice.expires_at_s,
         )
         self._simnet.apply(step)  # before anybody has the invoice: no payment comes that the book cannot place
         heapq.heappush(self._open_quotes, (step.expires_at_s, step.payment_hash))
         self._origins[step.payment_hash] = origin
-        self._watch(step)
         return invoices.decode(invoice.bolt11)
 
     def _check_room(self, origin: str) -> None:
@@ -95,10 +86,10 @@ class Shares:
             raise Busy("invoice", "too many are open")
 
     def receipt(self, payment_hash: str) -> Event:
-        """The zap receipt (kind 9735) of a share that came in. Raises NotFound."""
+        """The zap receipt (kind 9735) of a lump that came in. Raises NotFound."""
         book = self._simnet.book
         if payment_hash not in book.received:
-            raise NotFound("payment_hash", "no share came in by it")
+            raise NotFound("payment_hash", "no lump came in by it")
         quote, invoice = book.quotes[payment_hash], self._simnet.state.invoice(payment_hash)
         return nip57.build_receipt(
             self._keys,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 FEES = "fees"
-"""What a claim of the committee's fee refers to, followed by the invoice's payment hash."""
+"""What an oracle's part of the fees refers to. A claim of earlier logs has the invoice's payment hash after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,36 +95,58 @@ class VerdictStep:
 
 @dataclass(frozen=True, slots=True)
 class ZapQuote:
-    """An invoice for a zap of `sender`: the share of one chunk; `fee_msat` of it is the committee's."""
+    """An invoice for a lump that `sender` pays ahead.
+
+    In earlier logs a zap was the share of one chunk: they have `request` and `chunk`, and the committee's fee of it.
+    """
 
     payment_hash: str
     zap_request: str
     bolt11: str
-    request: str
     sender: str
-    chunk: int
     amount_msat: int
-    fee_msat: int
     expires_at_s: int
+    request: str = ""
+    chunk: int = 0
+    fee_msat: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ShareEntry:
+    """A customer's statement of shares (JSON), of which `fee_ppm` is the committee's."""
+
+    statement: str
+    fee_ppm: int
+    at_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class DueCredit:
+    """What a case, or FEES, gives `payee` is due to it from now on."""
+
+    ref: str
+    payee: str
+    amount_msat: int
 
 
 @dataclass(frozen=True, slots=True)
 class PayoutClaim:
-    """`payee` will be paid its entitlement by this invoice. `ref` is a case, or FEES and the payment hash."""
+    """A part of what is due to `payee` will be paid by this invoice.
 
-    ref: str
+    In earlier logs it was for what `ref` (a case, or FEES and the payment hash) gave, which was credited with it.
+    """
+
     payee: str
     payment_hash: str
     bolt11: str
     amount_msat: int
+    ref: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimLapse:
-    """The claim's invoice has expired or was cancelled unpaid."""
+    """The payout's invoice has expired or was cancelled unpaid."""
 
-    ref: str
-    payee: str
     payment_hash: str
 
 
@@ -145,6 +167,8 @@ Step = (
     | BondRelease
     | VerdictStep
     | ZapQuote
+    | ShareEntry
+    | DueCredit
     | PayoutClaim
     | ClaimLapse
     | RequestClosure

@@ -1,6 +1,6 @@
 """The holder at work: it checks what is asked for, and takes the step in its book. It believes no presenter.
 
-Everything that moves coins is a step that the journal holds before it counts, and may be asked for again. Claims go
+Everything that moves coins is a step that the journal holds before it counts, and may be asked for again. Payouts go
 through three: bound to an invoice, offered, settled; after a crash `resume` ends what was begun.
 """
 
@@ -15,12 +15,12 @@ from nodewire.errors import BadInput, BadInvoice, NodewireError, NotAllowed, Not
 from nodewire.nostr.event import Event
 from nodewire.nostr.event import parse as parse_event
 from nodewire.pay.bond import settlement
+from nodewire.pay.bond.treasury.book import Pot, credit_key
 from nodewire.pay.lightning import invoices
 from nodewire.protocol.encoding import canonical
 from nodewire.protocol.job import request as job
 from nodewire.protocol.market import bond as statements
 from nodewire.protocol.verification import verdict
-from simnet.holder_book import Claim, Deposit, claim_key
 from simnet.shares import Shares
 from simnet.steps import (
     FEES,
@@ -28,20 +28,24 @@ from simnet.steps import (
     BondRaise,
     BondRelease,
     ClaimLapse,
+    DueCredit,
     HolderSeat,
     PayoutClaim,
     RequestClosure,
+    ShareEntry,
     StatementStep,
     UnbondRequest,
     VerdictStep,
-    ZapQuote,
 )
 
 if TYPE_CHECKING:
     from nodewire.nostr.keys import Keys
     from nodewire.pay.bond.bonds import Bond
     from nodewire.pay.bond.settlement import PricedVerdict
+    from nodewire.pay.bond.treasury.book import InvoicePayout, TreasuryBook
     from nodewire.protocol.committee.committee import Committee
+    from nodewire.protocol.job.share_statement import ShareStatement
+    from simnet.holder_book import Deposit
     from simnet.service import Simnet
 
 log = logging.getLogger("nodewire.pay.treasurer")
@@ -92,9 +96,11 @@ class Treasurer:
             simnet.apply(HolderSeat(node))
         for deposit in simnet.book.deposits.values():
             self._watch(deposit.bond)
-        for quote in simnet.book.quotes.values():
-            self._watch_pot(quote)
-        self.shares = Shares(simnet, keys, committee.fee_ppm, self._watch_pot)
+        for request, pot in self._treasury.pots.items():
+            if not pot.is_closed:
+                self._watch_pot(request, pot.quiet_since_s)
+        self.shares = Shares(simnet, keys)
+        self._bound = {one.payment_hash for one in self._treasury.payouts.values() if one.state == "bound"}
         self.resume()
 
     @property
@@ -104,6 +110,10 @@ class Treasurer:
     @property
     def committee(self) -> Committee:
         return self._committee
+
+    @property
+    def _treasury(self) -> TreasuryBook:
+        return self._simnet.book.treasury
 
     # Bonds
 
@@ -193,7 +203,7 @@ class Treasurer:
         certified = verdict.parse(certificate)
         certified.check(self._committee)
         finding = settlement.find(certified.verdict, job.parse(request), self._committee)
-        units = self._simnet.book.computed_units(
+        units = self._treasury.computed_units(
             finding.request, finding.customer, finding.chunk, finding.share_msat, finding.drawn_at_ms
         )
         finding = replace(finding, computed_units=units)
@@ -219,7 +229,7 @@ class Treasurer:
             refused = f"its bond is {deposit.bond.state} since {deposit.bond.frees_at_s}"
         elif deposit is not None:
             bond = deposit.bond.id
-            following = self._simnet.book.following(
+            following = self._treasury.following(
                 finding.request, finding.customer, finding.chunk, finding.share_msat, finding.drawn_at_ms
             )
             given = settlement.payouts(finding, following=following, payable_msat=deposit.bond.payable_msat)
@@ -255,108 +265,141 @@ class Treasurer:
         """Raises NotFound."""
         return self._simnet.book.case(case)
 
-    def due_msat(self, case: str, payee: str) -> int:
-        """What a settled case still has for `payee`: nothing if it is paid. Raises NotFound, NotAllowed."""
-        claim = self._simnet.book.claims.get(claim_key(case, payee))
-        return 0 if claim is not None and claim.is_paid else self._simnet.book.entitlement(case, payee)
+    def case_due_msat(self, case: str, payee: str) -> int:
+        """What a settled case still gives `payee`: nothing if it was credited. Raises NotFound, NotAllowed."""
+        return self._simnet.book.case_due_msat(case, payee)
 
-    # Payouts
+    # What is due, and payouts
 
-    def claim(self, payee: str, case: str, bolt11: str) -> Claim:
-        """Pay what a settled case gives `payee` (authenticated) by its invoice; asked again, the first payment stands.
+    def claim(self, payee: str, case: str) -> int:
+        """Put what a settled case gives `payee` to its dues; asked again, the first time stands. Returns msat.
 
         Raises:
             NotFound, NotAllowed: no such case, or it gives this key nothing.
-            BadInvoice: not an open invoice of this network for exactly the amount.
-            PaymentFailed: the treasury does not hold it yet.
+            PaymentFailed: the treasury does not hold it yet, or no share covers it.
 
         """
         self.sweep()
-        self._lapse(claim_key(case, payee))
-        due_msat = self._simnet.book.entitlement(case, payee)
-        if not due_msat and claim_key(case, payee) not in self._simnet.book.claims:
+        due_msat = self._simnet.book.case_due_msat(case, payee)
+        if due_msat:
+            self._simnet.apply(DueCredit(case, payee, due_msat))
+        elif (key := credit_key(case, payee)) in self._treasury.credits:
+            return self._treasury.credits[key]
+        else:
             raise PaymentFailed("treasury", "no share that came before the draw covers it")
-        return self._pay(payee, case, bolt11, due_msat)
+        return due_msat
 
-    def fee_msat(self, oracle: str) -> int:
-        """What an oracle of the committee may take of the fees. Raises NotAllowed for anybody else."""
-        if self._committee.oracle(oracle) is None:
-            raise NotAllowed("payee", "no oracle of the committee")
-        book = self._simnet.book
-        return book.fees_msat // len(self._committee.oracles) - book.taken.get(oracle, 0)
-
-    def claim_fee(self, oracle: str, bolt11: str) -> Claim:
-        """Pay an oracle (authenticated) at most its part of the fees by its invoice. Raises as `claim`."""
-        asked = invoices.decode(bolt11, network=invoices.REGTEST)
-        ref, left_msat = f"{FEES}/{asked.payment_hash}", self.fee_msat(oracle)
-        if claim_key(ref, oracle) not in self._simnet.book.claims and asked.amount_msat > left_msat:
-            raise NotAllowed("amount_msat", f"{left_msat} msat are due, not {asked.amount_msat} msat")
-        return self._pay(oracle, ref, bolt11, asked.amount_msat)
-
-    def _pay(self, payee: str, ref: str, bolt11: str, amount_msat: int) -> Claim:
+    def due_msat(self, payee: str) -> int:
+        """What is due to `payee`, an oracle's part of the fees included."""
         self.sweep()
-        key = claim_key(ref, payee)
-        self._lapse(key)
-        known = self._simnet.book.claims.get(key)
-        if known is None:
-            asked = invoices.decode(bolt11, network=invoices.REGTEST)
+        return self._treasury.due_msat(payee) + self._fee_msat(payee)
+
+    def payable_msat(self, payee: str) -> int:
+        """What of it can be paid now, in whole units."""
+        due_msat = self.due_msat(payee)
+        return due_msat - due_msat % self._simnet.unit_msat
+
+    def _fee_msat(self, oracle: str) -> int:
+        oracles = self._committee.oracles
+        return self._treasury.fee_msat(oracle, len(oracles)) if self._committee.oracle(oracle) is not None else 0
+
+    async def payout(self, payee: str, bolt11: str) -> InvoicePayout:
+        return self.pay_out(payee, bolt11)
+
+    def pay_out(self, payee: str, bolt11: str) -> InvoicePayout:
+        """Pay `payee` (authenticated) a part of what is due to it by its invoice. Again is no error, and pays nothing.
+
+        Raises:
+            BadInvoice: not an open invoice of this network.
+            PaymentFailed: so much is not due.
+            NotAllowed: the invoice served before, or too many of the payee's are under way.
+
+        """
+        self.sweep()
+        asked = invoices.decode(bolt11, network=invoices.REGTEST)
+        if asked.payment_hash not in self._treasury.payouts:
             invoice = self._simnet.state.invoices.get(asked.payment_hash)
             if invoice is None or invoice.bolt11 != asked.bolt11:
                 raise BadInvoice("invoice", "no node of this network knows it")
             if invoice.phase != "open" or invoice.payee == self._simnet.book.node:
                 raise BadInvoice("invoice", f"it is {invoice.phase}" if invoice.phase != "open" else "the holder's own")
-            if asked.amount_msat != amount_msat:
-                raise BadInvoice("amount", f"{amount_msat} msat are due, not {asked.amount_msat} msat")
-            self._simnet.apply(PayoutClaim(ref, payee, asked.payment_hash, asked.bolt11, amount_msat))
-        self._send(self._simnet.book.claims[key])
-        return self._simnet.book.claims[key]
+            self._treasury.check_room(payee)
+            if (fee_msat := self._fee_msat(payee)) > 0:
+                self._simnet.apply(DueCredit(FEES, payee, fee_msat))
+        self._simnet.apply(PayoutClaim(payee, asked.payment_hash, asked.bolt11, asked.amount_msat))
+        self._bound.add(asked.payment_hash)
+        self._send(self._treasury.payouts[asked.payment_hash])
+        return self._treasury.payouts[asked.payment_hash]
 
-    def _send(self, claim: Claim) -> None:
-        if not claim.is_paid:
-            self._simnet.pay(self._simnet.book.node, claim.event.bolt11, 0)
+    def _send(self, payout: InvoicePayout) -> None:
+        if payout.state == "bound":
+            self._simnet.pay(self._simnet.book.node, payout.bolt11, 0)
 
-    def _lapse(self, key: str) -> None:
-        """Unbind a claim whose invoice the holder can never pay any more."""
-        claim = self._simnet.book.claims.get(key)
-        if claim is None or claim.is_paid:
-            return
-        invoice = self._simnet.state.invoice(claim.event.payment_hash)
-        if invoice.phase in ("expired", "cancelled") or invoice.payer not in (None, self._simnet.book.node):
-            self._simnet.apply(ClaimLapse(claim.event.ref, claim.event.payee, claim.event.payment_hash))
+    def _end_payouts(self) -> None:
+        """What was paid is done with; an invoice that can never be paid any more gives back what was bound to it."""
+        for payment_hash in list(self._bound):
+            invoice = self._simnet.state.invoice(payment_hash)
+            if invoice.phase in ("expired", "cancelled") or invoice.payer not in (None, self._simnet.book.node):
+                self._simnet.apply(ClaimLapse(payment_hash))
+            if self._treasury.payouts[payment_hash].state != "bound":
+                self._bound.discard(payment_hash)
 
     def resume(self) -> None:
         """Pay what was bound before the process died."""
         self._simnet.sweep()
-        for claim in list(self._simnet.book.claims.values()):
-            if claim.is_paid:
-                continue
+        self._end_payouts()
+        for payment_hash in list(self._bound):
             try:
-                self._send(claim)
+                self._send(self._treasury.payouts[payment_hash])
             except NodewireError as error:  # it stays bound until the payee asks again
-                log.warning("claim of %s: %s", claim.event.payee[:8], error)
+                log.warning("payout by %s: %s", payment_hash[:8], error)
 
     # The treasury
+
+    def book_shares(self, said: ShareStatement) -> int:
+        """Book a customer's statement of shares. Again is no error. Returns what the customer has left ahead, in msat.
+
+        Raises:
+            BadSignature: the customer did not sign it.
+            NotAllowed: it is for another holder, or a chunk's share was stated otherwise.
+            PaymentFailed: the customer has not paid so much ahead.
+
+        """
+        if said.holder != self.public:
+            raise NotAllowed("holder", "the statement is for another")
+        said.check()
+        self.sweep()
+        now_s = self._now_s()
+        self._simnet.apply(ShareEntry(said.to_json(), self._committee.fee_ppm, now_s))
+        self._watch_pot(said.request, now_s)
+        return self.ahead_msat(said.customer)
+
+    def ahead_msat(self, customer: str) -> int:
+        """What a customer has paid ahead."""
+        self.sweep()
+        return self._simnet.book.ahead_msat(customer)
 
     def pot(self, request: str) -> tuple[int, int]:
         """What came in for a request, less fees, and what is left of it, in msat."""
         self.sweep()
-        pot = self._simnet.book.pots.get(request)
-        return (pot.received_msat, pot.left_msat) if pot is not None else (0, 0)
+        pot = self._treasury.pots.get(request, Pot())
+        return pot.received_msat, pot.left_msat
 
     def share_msat(self, request: str, customer: str, chunk: int, before_ms: int | None = None) -> int:
-        """What the customer has zapped for one chunk of the job, fee included."""
+        """What the customer's share for one chunk of the job came to, fee included."""
         self.sweep()
-        return self._simnet.book.share_msat(request, customer, chunk, before_ms)
+        return self._treasury.share_msat(request, customer, chunk, before_ms)
 
     @property
     def pool_msat(self) -> int:
-        return self._simnet.book.pool_msat
+        return self._treasury.pool_msat
 
     # Time
 
     def sweep(self) -> None:
         """Take the steps that time brings: bonds end and are freed, pots are closed."""
         self._simnet.sweep()
+        self._end_payouts()
         now_s = self._now_s()
         while self._due and self._due[0][0] <= now_s:
             due = heapq.heappop(self._due)
@@ -381,13 +424,9 @@ class Treasurer:
         self._watch(self._simnet.book.deposits[id_].bond)
 
     def _close(self, request: str, now_s: int) -> None:
-        pot = self._simnet.book.pots.get(request)
-        if pot is not None and not pot.is_closed:
-            closes_at_s = pot.quiet_since_s + self.rules.delay_s
-            if closes_at_s <= now_s:
-                self._simnet.apply(RequestClosure(request, now_s))
-            else:
-                heapq.heappush(self._due, (closes_at_s, "pot", request))
+        pot = self._treasury.pots[request]
+        if not pot.is_closed and pot.quiet_since_s + self.rules.delay_s <= now_s:
+            self._simnet.apply(RequestClosure(request, now_s))  # else a later share is watched for itself
 
     def _watch(self, bond: Bond) -> None:
         due = (bond.until_s if bond.state == "locked" else bond.frees_at_s, "bond", bond.id)
@@ -395,8 +434,11 @@ class Treasurer:
             heapq.heappush(self._due, due)
             self._watching.add(due)
 
-    def _watch_pot(self, quote: ZapQuote) -> None:
-        heapq.heappush(self._due, (quote.expires_at_s + self.rules.delay_s, "pot", quote.request))
+    def _watch_pot(self, request: str, quiet_since_s: int) -> None:
+        due = (quiet_since_s + self.rules.delay_s, "pot", request)
+        if due not in self._watching:
+            heapq.heappush(self._due, due)
+            self._watching.add(due)
 
     def _watched(self, bond: str) -> Deposit:
         deposit = self._simnet.book.deposit(bond)

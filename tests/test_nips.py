@@ -15,6 +15,8 @@ ROOT = pages.ROOT
 INDEX = pages.INDEX.read_text()
 TEXTS = {path.name: path.read_text() for path in pages.PAGES}
 PARTS = ["Terms", "Messages", "The sender MUST", "The receiver MUST", "Rationale", "Vectors"]
+DRAWN = {"States": "stateDiagram-v2", "Diagram": "flowchart"}
+"""What a document has one diagram of: by the section's name, how mermaid's text begins."""
 LEAST_BYTES, MOST_BYTES = 5_000, 15_000
 GIFT_WRAP = 21_059
 """A kind of NIP-59's, and none of ours."""
@@ -37,8 +39,9 @@ def test_a_document_has_its_parts_and_size(name):
     for line in ("Kinds", "Depends on"):
         assert pages.header(text, line)
     parts = pages.sections(text)
-    assert set(PARTS) <= set(parts) <= {*PARTS, "States"}
-    assert list(parts)[:2] == PARTS[:2]
+    (drawn,) = set(parts) - set(PARTS)
+    assert drawn in DRAWN
+    assert list(parts)[:3] == [*PARTS[:2], drawn]
     assert list(parts)[-2:] == PARTS[-2:]
 
 
@@ -60,6 +63,31 @@ def test_vectors_are_files_that_exist(name):
     for path in re.findall(r"`((?:tests|nodewire|simnet)/[\w./]+)`", TEXTS[name]):
         is_tag = re.search(r"/\d", path)
         assert is_tag or (ROOT / path).exists(), path
+
+
+@every_page
+def test_a_document_has_one_diagram(name):
+    parts = pages.sections(TEXTS[name])
+    found = [
+        (part, kind) for part, text in parts.items() for kind in re.findall(r"^```mermaid\n(\S+)", text, re.MULTILINE)
+    ]
+    assert len(found) == 1
+    ((part, kind),) = found
+    assert DRAWN.get(part) == kind
+
+
+@every_page
+def test_a_documents_flowchart_has_each_edge_once_and_no_part_alone(name):
+    parts = pages.sections(TEXTS[name])
+    if "Diagram" not in parts:
+        return
+    (chart,) = re.findall(r"```mermaid\nflowchart (?:TD|LR)\n(.*?)```", parts["Diagram"], re.DOTALL)
+    bare = re.sub(r'(?:\[|\{|\()+".*?"(?:\]|\}|\))+', "", chart)
+    ends = r"^ +(\w+) (?:-->|---|-\.->|-- .*? -->|-\. .*? \.->) (\w+)$"
+    edges = re.findall(ends, bare, re.MULTILINE)
+    assert edges
+    assert len(edges) == len(re.findall(r"-->|---|\.->", bare)) == len(set(edges))
+    assert set(re.findall(r"^ +(\w+)$", bare, re.MULTILINE)) - {"end"} <= {end for edge in edges for end in edge}
 
 
 @every_page

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from nodewire.cli.daemon.relay_file import RelayFile
-from nodewire.config import CustomerConfig, OracleConfig, ProviderConfig, Section, msat_of
+from nodewire.config import CustomerConfig, OracleConfig, ProviderConfig, Section, TreasuryConfig, msat_of
 from nodewire.gateway.config import GatewayConfig
 from nodewire.protocol.encoding.byte_sizes import parse_size
 from nodewire.protocol.encoding.validation_errors import words_of
@@ -59,6 +59,11 @@ FILES = (
     File("Customer", "Every command that buys has `--config FILE` ([guide](../how-to/buy.md)).", CustomerConfig),
     File("Gateway", "`nodewire gateway --config FILE` ([guide](../how-to/gateway.md)).", GatewayConfig),
     File("Oracle", "`nodewire oracle --config FILE` ([guide](../how-to/run-an-oracle.md)).", OracleConfig),
+    File(
+        "Treasury of a registrar",
+        "`nodewire registrar --treasury FILE` ([guide](../how-to/lock-a-bond.md#run-a-registrar)).",
+        TreasuryConfig,
+    ),
     File("Relay", "`nodewire relay --config FILE` ([guide](../how-to/run-a-relay.md)).", RelayFile),
     File("Swarm", "`nodewire provider --swarm FILE` ([guide](../how-to/run-a-swarm.md)).", SwarmFile),
 )

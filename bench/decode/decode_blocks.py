@@ -16,7 +16,7 @@ from statistics import median
 
 import torch
 
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.llm.tokens.sampling_params import parse_params
 
 CONTEXT = 256
@@ -28,11 +28,11 @@ def main() -> None:
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
     arms = {
-        "float32": Whole(folder / "plain", context=CONTEXT, dtype="float32", threads=1),
-        "bfloat16": Whole(folder / "plain", context=CONTEXT, dtype="bfloat16", threads=1),
-        "int8": Whole(folder / "int8", context=CONTEXT, threads=1),
-        "w8a8": Whole(folder / "w8a8", context=CONTEXT, threads=1),
-        "int4": Whole(folder / "int4", context=CONTEXT, threads=1),
+        "float32": LocalDecoder(folder / "plain", context=CONTEXT, dtype="float32", threads=1),
+        "bfloat16": LocalDecoder(folder / "plain", context=CONTEXT, dtype="bfloat16", threads=1),
+        "int8": LocalDecoder(folder / "int8", context=CONTEXT, threads=1),
+        "w8a8": LocalDecoder(folder / "w8a8", context=CONTEXT, threads=1),
+        "int4": LocalDecoder(folder / "int4", context=CONTEXT, threads=1),
     }
     sampling = parse_params({"max_tokens": tokens}, CONTEXT)
     rates: dict[str, list[float]] = {name: [] for name in arms}

@@ -34,7 +34,7 @@ from nodewire.llm.checkpoint.checkpoint import open_checkpoint
 from nodewire.llm.checkpoint.loader import filler
 from nodewire.llm.cuda_graphs import runner
 from nodewire.llm.cuda_graphs.capture import Capture, CudaGraphs
-from nodewire.llm.cuda_graphs.runner import Around, graph_maker
+from nodewire.llm.cuda_graphs.runner import StepEnds, graph_maker
 from nodewire.llm.families import end_tensors, stage_tensors
 from nodewire.llm.kv import static_buffers
 from nodewire.llm.kv.batch_view import Chain, together
@@ -76,7 +76,7 @@ class Streams:
         )
         lanes = Lanes(config, layers, count, positions, dtype, device, beyond=True)
         self._lanes, self._device = [lanes.open() for _ in range(count)], device
-        around = Around(
+        around = StepEnds(
             lambda rows: torch.zeros(rows, dtype=torch.int64, device=device),
             lambda ids: self._vocabulary.embed(ids)[0],
             self._likeliest,

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save_file
 
 from nodewire.llm.checkpoint.checkpoint import open_checkpoint
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.llm.tokens.sampling_params import parse_params
 
 CONTEXT = 2_048
@@ -42,8 +42,8 @@ def main() -> None:
     print(json.dumps({"taken": _bytes("VmHWM") - before, "weights": weights, "kv": kv}))
 
 
-def _decoded(model: Path, context: int) -> Whole:
-    whole = Whole(model, context=context, threads=1)
+def _decoded(model: Path, context: int) -> LocalDecoder:
+    whole = LocalDecoder(model, context=context, threads=1)
     made = sum(1 for _ in whole.tokens(PROMPT, parse_params({"max_tokens": context - len(PROMPT)}, context)))
     assert made == context - len(PROMPT)
     return whole

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.llm.tokens.sampling_params import parse_params
 
 TOKENS = 128
@@ -31,7 +31,7 @@ def main() -> None:
     model, rounds = Path(sys.argv[1]), int(sys.argv[2])
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
-    whole = Whole(model, threads=1)
+    whole = LocalDecoder(model, threads=1)
     theirs: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)  # in eval mode, as it says
     sampling = parse_params({"max_tokens": TOKENS}, whole.positions)
     matrices = [

@@ -52,7 +52,7 @@ class Ring:
         path = found.blobs[driver.program.sha256]
         self.program = DriverProgram.unpack(path.read_bytes())
         self._files = [found.blobs[blob.sha256] for blob in driver.weights]
-        self.tokenizer = Tokenizer(self._files[1].read_bytes())
+        self.tokenizer = Tokenizer(self._files[-1].read_bytes())
         self._stages: list[Actor] = [
             load(t.engine, found.blobs[t.program.sha256].read_bytes(), [found.blobs[w.sha256] for w in t.weights], room)
             for t in stages
@@ -61,7 +61,7 @@ class Ring:
         self._computing = False
 
     def draft(self) -> MakeDrafters:
-        return Draft(MODEL / "draft", self.program, self._files[1].read_bytes()).load(
+        return Draft(MODEL / "draft", self.program, self._files[-1].read_bytes()).load(
             self.tokenizer, torch.device("cpu")
         )
 
@@ -70,7 +70,7 @@ class Ring:
 
     def generate(self, prompt: str, make: MakeDrafters, **params: Any) -> tuple[list[int], float]:
         """The ids, and the seconds from the first to the last of them."""
-        fill = open_weights(self._files[0], self.program.tensors)
+        fill = open_weights(self._files[:-1], self.program.tensors)
         driver = Driver(self.program, fill, self.tokenizer, torch.device("cpu"), make, self._clock_ns)
         for actor in (driver, *self._stages):
             actor.open("s", params)

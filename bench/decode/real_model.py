@@ -28,7 +28,7 @@ from bench.report import Report, run
 from bench.tools.jobs import generate
 from nodewire.chat.folder import chat_template
 from nodewire.chat.renderer import Renderer
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.llm.tokens.sampling_params import Sampling
 from processes.market import Market, Model, ProviderSetup, Stock
 from processes.progress import say
@@ -110,7 +110,7 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
     ]
     await renderer.close()
     say("transformers, and one process")
-    reference, whole = Reference(file), Whole(file, context=512, dtype="float32")
+    reference, whole = Reference(file), LocalDecoder(file, context=512, dtype="float32")
     ends = whole.config.eos_token_id
     theirs = [reference.ids(prompt) for prompt in prompts]
     began_s = time.monotonic()

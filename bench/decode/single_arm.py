@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.llm.tokens.sampling_params import parse_params
 
 CONTEXT = 512
@@ -50,7 +50,7 @@ def _timed(decode: Decode, prompt: list[int], count: int) -> dict[str, Any]:
 
 
 def _ours(model: Path, dtype: Any, threads: int) -> tuple[Decode, dict[str, str]]:
-    whole = Whole(model, context=CONTEXT, dtype=None if dtype == "-" else dtype, threads=threads, alone=True)
+    whole = LocalDecoder(model, context=CONTEXT, dtype=None if dtype == "-" else dtype, threads=threads, alone=True)
 
     def decode(prompt: list[int], count: int, note: Callable[[int], None]) -> None:
         for token in whole.tokens(prompt, parse_params({"max_tokens": count}, CONTEXT)):

@@ -36,11 +36,11 @@ QUICK = (
     *("all-minilm-l6-v2", "mamba-130m", "rwkv-4-169m"),
 )
 _REMEDIES = re.compile(
-    r"would (do|fit)$|needs a target of|leave it out|may be left out|take (it|the model) unquantized|nodewire\.register"
-    r"|without --as-tensors|--as-tensors cuts"
+    r"would (do|fit)`?$|needs a target of|leave it out|may be left out|take (it|the model) unquantized"
+    r"|nodewire\.register|without --as-tensors|--as-tensors cuts"
 )
 """What tells somebody what to do."""
-_WOULD_DO = re.compile(r"a target of (\d+) would do|needs a target of ([\d.]+ ?[kMGT]?B)")
+_WOULD_DO = re.compile(r"(?:--target-vram|needs a target of) ([\d.]+ ?[kMGT]?B)")
 
 
 async def measure(report: Report, options: argparse.Namespace) -> None:
@@ -109,7 +109,7 @@ def _does(folder: Path, name: str, error: OverMemory) -> bool:
     if named is None:
         return False
     try:
-        _dry(folder, name, int(named[1]) if named[1] else parse_size(named[2]))
+        _dry(folder, name, parse_size(named[1]))
     except OverMemory:
         return False
     return True

@@ -7,11 +7,12 @@ from typing import Any
 
 _HEAD = """# Models
 
-`python -m bench.tasks.support --table docs/reference/models.md` writes this page. It has the results of `nodewire
-register --dry-run` for the configurations of models that people have (`bench/configs`). It compares tiny random
-models of every family with `transformers`. Pieces are counted at a target of so much memory, for 4 sessions of 8192
-positions each. Models with fewer have fewer. They are in the dtype of the stored weights, float16 in float32. A
-smaller context, fewer sessions or keys in 8 bits make fewer pieces.
+`python -m bench.tasks.support --table docs/reference/models.md` writes this page. It has the results of
+`nodewire register --dry-run` for the configurations of models that people have (`bench/configs`). It compares tiny
+random models of every family with `transformers`. Pieces are counted at a target of so much memory, for 4 sessions of
+8192 positions each. A model with fewer positions gets sessions of its own length. Weights are served in bfloat16 if
+most are stored so or in few bits, else in float32. A smaller context, fewer sessions or keys in 8 bits make fewer
+pieces.
 
 A model *generates* text, *embeds* it, or is called with *tensors*. A class that is in neither table, and any module of
 one's own, is cut from Python by `nodewire.register`.
@@ -34,12 +35,14 @@ _HELD = """Decoders by logits and 40 greedy tokens, encoders by normalized vecto
 
 def _accepted(configs: Mapping[str, Any], targets: Sequence[str]) -> str:
     lines = [
-        f"| model | class | | weights | {' | '.join(f'pieces of {target}' for target in targets)} |",
+        f"| model | class | | weights as served | {' | '.join(f'pieces of {target}' for target in targets)} |",
         f"|---|---|---|---|{'---|' * len(targets)}",
     ]
     for name, one in configs.items():
         if one["accepted"]:
-            counts = [str(at["tasks"]) if (at := one["at"].get(target)) else "too small" for target in targets]
+            counts = [
+                str(at["tasks"]) if (at := one["at"].get(target)) else "needs a larger target" for target in targets
+            ]
             size = f"{one['weights_bytes'] / 1e9:.2f} GB"
             lines.append(f"| {name} | {one['class']} | {_MODES[one['mode']]} | {size} | {' | '.join(counts)} |")
     return "\n".join(lines)

@@ -16,7 +16,7 @@ from nodewire.cli.model.cut import CutOptions, cut
 from nodewire.errors import NodewireError
 from nodewire.graph.families.inputs import Largest
 from nodewire.llm.checkpoint.splitter import split_decoder
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.llm.tokens.sampling_params import Sampling
 
 CLOSE = {"generate": 1e-4, "embed": 1e-5, "tensors": 5e-6}
@@ -94,7 +94,7 @@ def _packed(name: str, folder: Path) -> tuple[float, bool]:
 
 def _beside(model: Any, folder: Path) -> tuple[float, bool]:
     split_decoder(folder, None, None, slots=1, split=2)  # as a registration says it
-    whole = Whole(folder, dtype="float32")
+    whole = LocalDecoder(folder, dtype="float32")
     wanted = model(torch.tensor([_PROMPT])).logits[0]
     off = max(float((whole.logits(_PROMPT[:n]) - wanted[n - 1]).abs().max()) for n in (20, len(_PROMPT)))
     ours = list(whole.tokens(_PROMPT, Sampling(_TOKENS)))

@@ -47,7 +47,7 @@ from bench.verification.honest import (
 from bench.verification.recompute import read
 from nodewire.kind import Limits, Registration, TaskSession
 from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.llm.tokens.sampling_params import parse_params
 from nodewire.protocol.encoding.byte_sizes import parse_size
 from nodewire.protocol.model.edge_codec import CODECS, OWN, Codec, Codings, can_narrow, codings, sent_as
@@ -157,7 +157,7 @@ def narrowing(manifest: Manifest, codec: Codec) -> Codings:
 
 
 async def quality(report: Report) -> dict[str, Any]:
-    whole = Whole(DECODER, dtype=DECODER_DTYPE, threads=1)
+    whole = LocalDecoder(DECODER, dtype=DECODER_DTYPE, threads=1)
     library = Path(sysconfig.get_paths()["stdlib"])
     texts = [
         whole.tokenizer.encode((library / name).read_text())[:WINDOW] for name in TEXTS[: 2 if report.quick else None]
@@ -198,7 +198,7 @@ async def quality(report: Report) -> dict[str, Any]:
     return {"tasks": len(made.manifest.tasks), **found}
 
 
-async def _foretold(ring: Ring, whole: Whole, texts: Sequence[Sequence[int]]) -> tuple[list[float], list[int]]:
+async def _foretold(ring: Ring, whole: LocalDecoder, texts: Sequence[Sequence[int]]) -> tuple[list[float], list[int]]:
     """Of every position but the last of each text: the loss of the token that follows, and the likeliest token."""
     losses, likeliest = [], []
     for ids in texts:

@@ -31,7 +31,7 @@ def chat_template(folder: Path) -> ChatTemplate | None:
         BadManifest, TooLarge: the template, or a token, is longer than may be published.
 
     """
-    if gguf.is_one(folder):
+    if gguf.is_gguf(folder):
         template, tokens = chat_of(gguf.open_model(folder))
     else:
         config, alone = _config(folder / CONFIG), folder / TEMPLATE

@@ -119,7 +119,9 @@ def render(made: ImmutableSandboxedEnvironment, asked: Mapping[str, Any]) -> str
             if left < 0:
                 raise TooLarge("messages", f"make a prompt of over {MAX_PROMPT_CHARS} characters")
             parts.append(part)
-        return "".join(parts)
+        text = "".join(parts)
+        text.encode()  # a lone surrogate is no text, and no answer can hold it
+        return text
     except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
         raise BadInput("chat_template", f"{type(error).__name__}: {error}"[:200]) from error
     except RecursionError as error:

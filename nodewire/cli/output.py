@@ -85,11 +85,20 @@ def _advice(error: NodewireError) -> str:
         return "A provider serves it by a [[serve]] that has its address and tasks: docs/reference/configuration.md."
     if error.code == "no-provider" and error.field.startswith(("trainers", "shard", "round")):
         return "`nodewire trainers --config FILE` shows who trains what; what is done already stays done."
-    if error.code == "bad-config" and error.reason.startswith("cannot be read"):
+    if error.code == "bad-config" and (error.reason.startswith("cannot be read") or not _is_setting(error.field)):
         return ""
     if error.code == "over-budget" and error.field in ("budget", "--budget"):
         return "Raise --budget, or buy fewer rounds or shards: `--quote` says what they cost. What is done stays done."
     return _ADVICE.get(error.code, "")
+
+
+def _is_setting(field: str) -> bool:
+    """Whether an error is about a role's file, or about a field of one: "provider.toml, line 3", "worker.sandbox"."""
+    from nodewire.config import CustomerConfig, OracleConfig, ProviderConfig
+
+    name = field.partition(".")[0].strip("[]")
+    roles = (CustomerConfig, OracleConfig, ProviderConfig)
+    return ".toml" in field or any(name in role.model_fields for role in roles)
 
 
 def in_words(error: NodewireError) -> str:

@@ -4,7 +4,7 @@ Paths are relative to the file that names them, so that a folder with its config
 """
 
 from nodewire.config.any_role import AnyRole, load_role
-from nodewire.config.customer import CustomerConfig, Whom
+from nodewire.config.customer import CustomerConfig, ProviderChoice
 from nodewire.config.fields import (
     DEFAULT_WALLET,
     Address,
@@ -31,6 +31,7 @@ from nodewire.config.provider import (
     Serve,
     TrainConfig,
 )
+from nodewire.config.registrar import TreasuryConfig
 from nodewire.config.role import HolderConfig, MetricsConfig, ModelPin, Role, WalletConfig, WireConfig, WorkerConfig
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "ModelPin",
     "OracleConfig",
     "Person",
+    "ProviderChoice",
     "ProviderConfig",
     "Role",
     "Section",
@@ -61,9 +63,9 @@ __all__ = [
     "Size",
     "SpliceAt",
     "TrainConfig",
+    "TreasuryConfig",
     "WalletConfig",
     "WalletKind",
-    "Whom",
     "WireConfig",
     "WorkerConfig",
     "line_of",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nodewire.kind import Limits
 
 
-class Whom(Section):
+class ProviderChoice(Section):
     """The providers that a customer buys from, and its own share of the work; people as nodewire.customer.contacts."""
 
     driver: Literal["provider", "local", "ends"] = "provider"
@@ -38,7 +38,7 @@ class CustomerConfig(Role):
     """The wallet that pays."""
     holder: HolderConfig | None = None
     """The bonds' holder. Empty: the wallet's own service."""
-    whom: Whom = Whom()
+    whom: ProviderChoice = ProviderChoice()
     """The choice of providers, and the part of the model on this machine."""
     wire: WireConfig = WireConfig()
     """The customer's addresses and links."""

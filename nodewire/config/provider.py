@@ -19,11 +19,15 @@ from nodewire.config.role import (
     limits_of,
 )
 from nodewire.protocol.encoding.schema import Hex32, Label, Msat, Name
+from nodewire.protocol.encoding.validation_errors import shaped
 from nodewire.protocol.market.cached_price import WHOLE_PPM
 from nodewire.protocol.speculation.frame_meta import MAX_LOOKAHEAD
 
 if TYPE_CHECKING:
     from nodewire.kind import Limits
+
+
+MintUrl = Annotated[str, shaped("^https?://", "a URL: https://host", max_length=256)]
 
 
 class LnurlConfig(Section):
@@ -34,6 +38,14 @@ class LnurlConfig(Section):
     address: str = Field(default="", max_length=320)
     """The wallet's own lightning address (`name@host`), if its service gives it one. Zaps to it are taken, too: the
     service's receipts name them, and the wallet's record says whether they came."""
+
+
+class NutzapConfig(Section):
+    """Payments by nutzap (NIP-61). Nothing is taken if `mints` is empty."""
+
+    mints: tuple[MintUrl, ...] = Field(default=(), max_length=8)
+    """URLs of the Cashu mints whose ecash is taken. A mint is a custodian: name none that you would not leave the money
+    with. Each has a purse of its own in the state folder."""
 
 
 class BondConfig(Section):
@@ -156,6 +168,8 @@ class ProviderConfig(Role):
     """The node's addresses and links."""
     lnurl: LnurlConfig = LnurlConfig()
     """The endpoint that gives customers invoices."""
+    nutzap: NutzapConfig = NutzapConfig()
+    """Payments in ecash, beside the wallet."""
     metrics: MetricsConfig = MetricsConfig()
     """The Prometheus endpoint."""
     wallet: WalletConfig

@@ -32,8 +32,8 @@ class WalletConfig(Section):
 
     kind: WalletKind = DEFAULT_WALLET
     """The kind of wallet. `sim` is the simulated network, `nwc` Nostr Wallet Connect, `lnbits` an LNbits service.
-    `lnd`, `cln` and `phoenixd` are a node, `lexe` is a Lexe node, `electrum` an Electrum daemon. An installed package
-    may bring others."""
+    `lnd`, `cln` and `phoenixd` are a node, `lexe` is a Lexe node, `electrum` an Electrum daemon, `cashu` ecash at
+    a mint. An installed package may bring others."""
     url: str
     """The wallet service's URL."""
     token_file: Path

@@ -1,4 +1,4 @@
-"""The optional libraries of the package, and the extras that bring them: `pip install 'nodewire[worker]'`."""
+"""The optional libraries of the package, and the extras that bring them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,12 @@ def not_installed(library: str) -> BadConfig | None:
     extra = EXTRA_OF.get(library)
     if extra is None:
         return None
-    return BadConfig(library, f"not installed, and needed here: pip install 'nodewire[{extra}]'")
+    return BadConfig(library, f"not installed, and needed here: {how_to_install(extra)}")
+
+
+def how_to_install(extra: str) -> str:
+    """The command that installs an extra: nodewire is in no package index."""
+    return f"in nodewire's folder run `.venv/bin/pip install '.[{extra}]'`"
 
 
 def check(library: str) -> None:

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 from nodewire.customer.job.session import Session
 from nodewire.customer.models.names import ModelNames
 from nodewire.customer.payments.debt_collector import Settler
+from nodewire.customer.payments.purse import Purse
 from nodewire.customer.payments.receipt_finalizer import Closings
 from nodewire.customer.payments.refunds import Refunds
+from nodewire.customer.payments.share_account import ShareAccount
 from nodewire.customer.planning.planner import MarketPlanner
 from nodewire.market import open_market
 from nodewire.net.address_policy import are_private
 from nodewire.pay import registry
 from nodewire.pay.accounts.ledger import Ledger
-from nodewire.pay.accounts.payer import Payer
+from nodewire.pay.nutzaps import wallet as nutzap_wallet
 from nodewire.store.state_lock import sole_key
 from nodewire.store.sweep import sweep_beside
 from nodewire.wire.evidence.spool import Spool
@@ -63,7 +65,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig, *, is_buyer: bool
     stack.push_async_callback(wallet.close)
     ledger = Ledger(config.ledger)
     stack.callback(ledger.close)
-    payer = Payer(keys, wallet, ledger, network=network)
+    payer = nutzap_wallet.open_payer(keys, wallet, ledger, pool, network=network)
     recovered = await payer.recover()
     spool = _open_spool(stack, config)
     swept = asyncio.create_task(sweep_beside(config.blobs, None))
@@ -78,6 +80,8 @@ async def start(stack: AsyncExitStack, config: CustomerConfig, *, is_buyer: bool
     settling = asyncio.create_task(settler.run())
     stack.callback(settling.cancel)
     holder = registry.bond_holder(config.wallet.kind, wallet, config.holder)
+    share_account = ShareAccount(keys, Purse(payer, config.relays, network, config.private_endpoints), holder)
+    stack.push_async_callback(share_account.close)
     refunds = Refunds(keys, market, pool, holder)
     refunding = asyncio.create_task(refunds.run())
     stack.callback(refunding.cancel)
@@ -99,6 +103,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig, *, is_buyer: bool
         closings=closings,
         refunds=refunds,
         holder=holder,
+        share_account=share_account,
         make_worker=maker(stack, config.limits, config.blobs),
         private_endpoints=config.private_endpoints,
     )

@@ -146,7 +146,7 @@ class _Reader:
         if kind == _TEXT:
             return self._text(key, MAX_TEXT_BYTES)
         if kind == _BOOL:
-            return _booleans(key, self._take(1, key))[0]
+            return bool(_booleans(key, self._take(1, key))[0])
         if kind not in _NUMBERS:
             raise BadTask(f"gguf.{key}", f"a value of type {kind}, which GGUF has not")
         form = np.dtype(_NUMBERS[kind])
@@ -222,7 +222,7 @@ def _alignment(metadata: Mapping[str, Any]) -> int:
     return said
 
 
-def _booleans(key: str, data: bytes) -> list[bool]:
+def _booleans(key: str, data: bytes) -> np.ndarray[Any, np.dtype[np.bool_]]:
     if data.strip(b"\0\1"):
         raise BadTask(f"gguf.{key}", "neither true nor false")
-    return [byte == 1 for byte in data]
+    return np.frombuffer(data, np.bool_)

@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 SUFFIX = ".gguf"
 MAX_SHARDS = 1_000
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+_OWN = frozenset({"split.no", "general.alignment"})
+"""Keys that each shard has its own value of; of all others those that it has are the first one's."""
 T = TypeVar("T", bool, int, float, str)
 
 
-def is_one(path: Path) -> bool:
-    """Whether a path that a model is asked for at is a GGUF file's.
+def is_gguf(path: Path) -> bool:
+    """Whether `path` names a GGUF file.
 
     It is by its name, though it may not be there, or by how the file begins, whatever its name.
     """
@@ -93,7 +95,7 @@ class Model:
     def numbers(self, key: str) -> np.ndarray[Any, Any] | None:
         """An array of numbers. Raises BadTask."""
         found = self.metadata.get(key)
-        if found is not None and not isinstance(found, np.ndarray):
+        if found is not None and (not isinstance(found, np.ndarray) or found.dtype.kind == "b"):
             raise BadTask(f"gguf.{key}", "no array of numbers")
         return found
 
@@ -114,6 +116,7 @@ def open_model(path: Path) -> Model:
         found = header.read(file)
         if not number:
             metadata = found.metadata
+        _check_same(found.metadata, metadata, file.name)
         said = (_whole(found.metadata, "split.no", number), _whole(found.metadata, "split.count", len(files)))
         if said != (number, len(files)):
             raise BadTask(file.name[:80], f"says it is shard {said[0]} (from 0) of {said[1]}, its name says otherwise")
@@ -130,6 +133,19 @@ def open_model(path: Path) -> Model:
     if count != len(tensors):
         raise BadTask("gguf.split.tensors.count", f"{count}, the shards have {len(tensors)}")
     return Model(files[0], architecture, metadata, tensors)
+
+
+def _check_same(said: Mapping[str, Any], first: Mapping[str, Any], name: str) -> None:
+    """Raises BadTask: a shard says something else of its model than the first one."""
+    for key, value in said.items():
+        if key not in _OWN and not _is_same(value, first.get(key, value)):
+            raise BadTask(f"gguf.{key[:80]}", f"another in {name[:80]} than in the first shard: take all of one model")
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.array_equal(one, other)
+    return type(one) is type(other) and bool(one == other)
 
 
 def _whole(metadata: Mapping[str, Any], key: str, default: int) -> int:

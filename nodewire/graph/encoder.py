@@ -21,6 +21,8 @@ from nodewire.graph.families.bert import IDS, MASK
 from nodewire.graph.program.format import MAX_SLOTS
 from nodewire.protocol.encoding import canonical
 from nodewire.protocol.tensors.frame import Frame
+from nodewire.text import growth
+from nodewire.text.detokenizer import document_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -107,9 +109,11 @@ def tokenizer(data: bytes, positions: int) -> Tokenizer:
     """The tokenizer of a tokenizer.json, cutting at `positions` tokens and padding nothing.
 
     Raises:
-        BadTask: the library does not read it.
+        BadTask: the library does not read it, or it makes too much of a text.
+        TooLarge: it has over 4,000,000 values.
 
     """
+    growth.check(document_of(data))
     with _guarded():
         made = Tokenizer.from_str(data.decode())
     made.enable_truncation(max_length=positions)

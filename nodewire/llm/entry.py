@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from nodewire.errors import BadHash, BadInput, BadTask, OverMemory
-from nodewire.llm.checkpoint.loader import Fill, filler, open_weights
+from nodewire.llm.checkpoint.loader import open_weights
 from nodewire.llm.cuda_graphs.capture import CudaGraphs
 from nodewire.llm.cuda_graphs.runner import Graphing, graph_maker
 from nodewire.llm.driver import Driver
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -> Actor:
     """Load a decoder's task. Everything is checked before memory is taken for it.
 
-    `weights` are files verified by hash: the tensors and, for a driver, the tokenizer.json, alone if it has no ends.
+    `weights` are files verified by hash: of tensors and, last of a driver's, the tokenizer.json.
 
     Raises:
         BadTask, BadVersion, TooLarge: the program, or the weights' header, is not what it must be (the field says).
@@ -50,15 +50,17 @@ def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -
     if engine == "decoder.driver":
         driver = DriverProgram.unpack(program)
         driver = driver.model_copy(update={"slots": limits.slots or driver.slots})
-        *ends, tokenizer = _files(weights, 1 if driver.lends else 2)
+        if not weights:
+            raise BadTask("weights", "no files: a driver has its tokenizer.json")
+        *ends, tokenizer = weights
         _check_memory(driver_footprint(driver).total, limits)
         text = _tokenizer(driver, tokenizer)
         draft = Draft(Path(limits.draft), driver, text) if limits.draft else None
         if draft is None:
-            return Driver(driver, _filler(ends, driver), Tokenizer(text), device)
+            return Driver(driver, open_weights(ends, driver.tensors), Tokenizer(text), device)
         need = driver_footprint(driver).total + draft.footprint.total
         _check_memory(need, limits, " with its draft model")
-        fill, spoken = _filler(ends, driver), Tokenizer(text)
+        fill, spoken = open_weights(ends, driver.tensors), Tokenizer(text)
         return Driver(driver, fill, spoken, device, draft.load(spoken, device, _graphing(device, limits, need)))
     raise BadTask("engine", f"{engine[:64]!r} is not a decoder's")
 
@@ -77,7 +79,6 @@ class ReferenceStage:
 
 
 def _stage(program: StageProgram, weights: Sequence[Path], device: torch.device, limits: Limits) -> Stage:
-    (tensors,) = _files(weights, 1)
     program = program.model_copy(update={"slots": limits.slots or program.slots})
     need = stage_footprint(program).total
     if need > limits.memory_bytes:
@@ -85,7 +86,7 @@ def _stage(program: StageProgram, weights: Sequence[Path], device: torch.device,
         fit = program.slots - -(-(need - limits.memory_bytes) // each)
         said = f": {fit} would fit" if fit > 0 else ""
         _check_memory(need, limits, f" with {program.slots} sessions of {program.positions} positions", said)
-    return Stage(program, open_weights(tensors, program.tensors), device, _graphing(device, limits, need))
+    return Stage(program, open_weights(weights, program.tensors), device, _graphing(device, limits, need))
 
 
 def _in_float32(program: bytes) -> StageProgram:
@@ -119,12 +120,6 @@ def _check_memory(need: int, limits: Limits, beside: str = "", remedy: str = "")
         raise OverMemory("memory_bytes", f"the task{beside} needs {need}, the limit is {limits.memory_bytes}{remedy}")
 
 
-def _files(weights: Sequence[Path], count: int) -> Sequence[Path]:
-    if len(weights) != count:
-        raise BadTask("weights", f"{len(weights)} files, {count} are needed")
-    return weights
-
-
 def _tokenizer(program: DriverProgram, path: Path) -> bytes:
     if program.tokenizer.bytes > MAX_TOKENIZER_BYTES or path.stat().st_size != program.tokenizer.bytes:
         raise BadTask("tokenizer", f"not the {program.tokenizer.bytes} bytes that the program cites, or too many")
@@ -132,11 +127,6 @@ def _tokenizer(program: DriverProgram, path: Path) -> bytes:
     if hashlib.sha256(data).hexdigest() != program.tokenizer.sha256:
         raise BadHash("tokenizer", "not the file that the program cites")
     return data
-
-
-def _filler(ends: Sequence[Path], driver: DriverProgram) -> Fill:
-    """Of the driver's own tensors, where it has any."""
-    return open_weights(ends[0], driver.tensors) if ends else filler({})
 
 
 def _graphing(device: torch.device, limits: Limits, need: int) -> Graphing | None:

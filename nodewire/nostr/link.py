@@ -9,10 +9,11 @@ for a passing reason is asked for again after a pause.
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from nodewire.errors import BadInput, Busy, LinkLost, RelayRefused, Unsupported
+from nodewire.errors import BadInput, Busy, LinkLost, RelayRefused, TooLarge, Unsupported
 from nodewire.nostr.nips import nip01, nip42
 from nodewire.nostr.nips.nip01 import ClosedMessage, Eose, Filter, Notice, Ok, RelayAuth, RelayCount, RelayEvent
 
@@ -32,6 +33,11 @@ _PASSING = frozenset({"", "error", "rate-limited"})
 LinkState = Literal["connecting", "connected", "waiting", "closed"]
 Standing = Literal["pending", "eose", "closed", "refused", "unreachable"]
 Answer = Ok | RelayCount | ClosedMessage
+
+
+_EVENT = re.compile(r'\s*\[\s*"EVENT"\s*,\s*"([^"\\]{1,64})"\s*,')
+"""How an event begins whose rest cannot be read: with its subscription."""
+_BEGIN_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,9 @@ class Listener(Protocol):
 
     def accept(self, event: Event, size: int) -> bool:
         """An event came in a message of `size` bytes; False if it is not what was asked for, or false in itself."""
+
+    def lose(self) -> None:
+        """A message came that may be an event of this subscription, and cannot be read."""
 
     def stand(self, url: str, standing: Standing, reason: str) -> None:
         """How far the relay is with this subscription."""
@@ -119,6 +128,8 @@ class Link:
     def exceed(self) -> None:
         """A message was too long to be read, which ends the connection."""
         self._invalid("a message that is too long to be read")
+        for entry in self._entries.values():
+            entry.listener.lose()
 
     def down(self, reason: str, *, final: bool = False) -> None:
         """The connection ended or could not be made; `final` if it will not be tried again."""
@@ -200,13 +211,15 @@ class Link:
         else:
             self._invalid("an event that is false, or was not asked for")
 
-    def receive(self, data: str | bytes, *, max_bytes: int = nip01.MAX_MESSAGE_BYTES) -> None:
+    def receive(self, data: str | bytes) -> None:
         try:
-            message = nip01.parse_relay(data, max_bytes=max_bytes)
+            message = nip01.parse_relay(data)
         except Unsupported:
             return  # another NIP's message, that nobody here asked for
         except BadInput as error:
-            self._invalid(str(error))
+            # Honest relays pass on events of strangers that are larger than what is read here.
+            self._invalid(str(error), is_relays=not isinstance(error, TooLarge))
+            self._lose(data[:_BEGIN_BYTES])
             return
         match message:
             case RelayEvent(sub_id, event):
@@ -292,13 +305,19 @@ class Link:
         entry = self._entries.pop(sub_id)
         entry.listener.stand(self.url, "refused", reason[:MAX_WORDS_CHARS])
 
+    def _lose(self, begin: str | bytes) -> None:
+        """Tell who subscribed of a message that begins so, and cannot be read."""
+        named = _EVENT.match(begin if isinstance(begin, str) else begin.decode("utf-8", "replace"))
+        if named is not None and (entry := self._entries.get(named[1])) is not None:
+            entry.listener.lose()
+
     def _answer(self, key: tuple[str, str], answer: Answer) -> None:
         for future in self._answers.get(key, ()):
             if not future.done():
                 future.set_result(answer)
 
-    def _invalid(self, reason: str) -> None:
-        self._invalid_here += 1
+    def _invalid(self, reason: str, *, is_relays: bool = True) -> None:
+        self._invalid_here += is_relays
         self._note(invalid=self.status.invalid + 1, reason=reason[:MAX_WORDS_CHARS])
 
     def _note(self, **changes: object) -> None:

@@ -68,13 +68,11 @@ class Pool:
         keys: Keys | None = None,
         *,
         now_s: Callable[[], float] = time.time,
-        max_message_bytes: int = nip01.MAX_MESSAGE_BYTES,
         first_pause_s: float = 0.25,
         last_pause_s: float = 60.0,
         linger_s: float = 1.0,
     ) -> None:
         self._links = {url: Link(url, keys, now_s) for url in _checked(urls)}
-        self._max_message_bytes = max_message_bytes
         self._first_pause_s = first_pause_s
         self._last_pause_s = last_pause_s
         self._linger_s = linger_s
@@ -122,7 +120,12 @@ class Pool:
         return self._open(_filters(filters), self._links, max_queued)
 
     async def fetch(
-        self, filters: Iterable[Filter], timeout_s: float = 10.0, *, max_events: int = MAX_QUEUED_EVENTS
+        self,
+        filters: Iterable[Filter],
+        timeout_s: float = 10.0,
+        *,
+        max_events: int = MAX_QUEUED_EVENTS,
+        is_whole: bool = False,
     ) -> list[Event]:
         """The union, newest first, of what the relays answer at once; at most `max_events`, or 16 MiB, of it.
 
@@ -131,6 +134,7 @@ class Pool:
         Raises:
             RelayRefused: every relay refused.
             TimedOut: none answered to the end.
+            TooLarge: `is_whole`, and a relay's answer has an event that cannot be read.
 
         """
         # Stored events come newest first, and a full queue drops what came first: relays must not send more than fits.
@@ -143,6 +147,8 @@ class Pool:
                     raise TimedOut("relays", f"none answered within {timeout_s} s") from None
             if "eose" not in subscription.standing.values() and not subscription.queued:
                 raise RelayRefused("filters", _reasons(subscription.closed))
+            if is_whole and subscription.unread:
+                raise TooLarge("event", "a relay's answer has one that is too large, or no event at all")
             return sorted(subscription.drain(), key=nip01.newest_first)
 
     async def fetch_all(
@@ -314,7 +320,7 @@ class Pool:
                 socket = await connect(
                     link.url,
                     compression=None,  # a few bytes on the wire would fill the memory
-                    max_size=self._max_message_bytes,
+                    max_size=nip01.MAX_RELAY_FRAME_BYTES,
                     open_timeout=_OPEN_TIMEOUT_S,
                     close_timeout=_CLOSE_TIMEOUT_S,
                     proxy=None,
@@ -353,7 +359,7 @@ class Pool:
         link.up(send)
         try:
             async for data in socket:
-                link.receive(data, max_bytes=self._max_message_bytes)
+                link.receive(data)
                 if link.is_hostile:
                     socket.transport.abort()
                     raise LinkLost(link.url, "too many invalid messages")

@@ -24,7 +24,8 @@ class Subscription:
     """Events that match any of its filters, from all relays: an async iterator.
 
     It ends with `close`, with the pool, or when every relay has refused it. `standing` tells how far each relay is,
-    `closed` the last words of those that refused or ended it, `dropped` how many events a slow reader lost.
+    `closed` the last words of those that refused or ended it. `dropped` counts events that a slow reader lost, `unread`
+    messages that cannot be read.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Subscription:
         self.id = sub_id
         self.filters = filters
         self.dropped = 0
+        self.unread = 0
         self._is_genuine = is_genuine
         self._on_close = on_close
         self._standing: dict[str, Standing] = dict.fromkeys(urls, "pending")
@@ -119,6 +121,9 @@ class Subscription:
             self.dropped += 1
         self._wake.set()
         return True
+
+    def lose(self) -> None:
+        self.unread += 1
 
     def stand(self, url: str, standing: Standing, reason: str) -> None:
         # What a relay has once sent to the end stays sent, whatever becomes of the connection.

@@ -161,7 +161,9 @@ def assign(
     placed = _place(manifest, drawn, links, terms)
     total_msat = sum(offer.price_msat for offer in placed.values())
     if total_msat > terms.max_total_msat:
-        raise OverBudget("max_total_msat", f"one chunk costs {total_msat} msat")
+        raise OverBudget(
+            "max_total_msat", f"one chunk costs {total_msat} msat, {terms.max_total_msat} msat are allowed"
+        )
     first_ms, next_ms = _deadlines_ms(manifest, placed, links)
     sampled = terms.verify == "sampled"
     return Plan(

@@ -27,7 +27,7 @@ PREFILL = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class CurrentRing:
     """The ring that a session is on: by its plan, and as it was seen.
 
     `started_s`: from the request to the first token; `chunk_msat`: with the verification share.
@@ -41,7 +41,7 @@ class Here:
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
+class RemainingWork:
     """What another ring would have to do: `positions` that are known, then `left` tokens, paid by the `chunk`."""
 
     positions: int
@@ -73,7 +73,7 @@ def turn_us(plan: Plan) -> int:
     return max((plan.next_result_ms - NEXT_FLOOR_MS) * 1_000 // NEXT_PER_US, 1)
 
 
-def expected(here: Here, turn_us: int, chunk_msat: int, ahead: Ahead) -> Move | None:
+def expected(here: CurrentRing, turn_us: int, chunk_msat: int, ahead: RemainingWork) -> Move | None:
     """What becomes of a session that moves to a ring of such a turn and price; None if that is not worth it."""
     step_s = here.best_s * turn_us / here.turn_us
     if here.step_s < QUICKER * step_s:

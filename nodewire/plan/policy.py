@@ -72,7 +72,7 @@ class Policy:
 SHIPPED = Policy(rate=0.05, stake=100.0)
 """What `nodewire committee create` proposes: 5 % of chunks, bonds of a hundred times what is in flight."""
 SHARE_PPM = 150_000
-"""Of the price, for verification: 5 % of the chunks at one price each, the committee's fee, and a margin."""
+"""The part of a price that pays verification. Three times the rate pays a sample at every length (`VerifierPay`)."""
 
 
 @dataclass(frozen=True, slots=True)

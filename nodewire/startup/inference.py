@@ -14,7 +14,6 @@ from nodewire.pay import registry
 from nodewire.pay.bond.bond_holder import BondHolder, is_share_paid
 from nodewire.pay.bond.presentation_store import PresentationStore
 from nodewire.pay.bond.presenter import Presenter
-from nodewire.protocol.market.ad import MAX_UNIT_MSAT
 from nodewire.protocol.market.coordinates import in_ms
 from nodewire.provider import metrics
 from nodewire.provider.admission.checks import Admission, CertifiedPlanner
@@ -58,7 +57,6 @@ if TYPE_CHECKING:
 
     from nodewire.config import ProviderConfig
     from nodewire.market import Market
-    from nodewire.nostr.event import Event
     from nodewire.nostr.keys import Keys
     from nodewire.nostr.pool import Pool
     from nodewire.pay.accounts.ledger import Ledger
@@ -81,6 +79,8 @@ class ProviderResources:
     wallet: Wallet
     lnurl: str
     """The URL of its payRequest."""
+    unit_msat: int
+    """What payments to it are whole multiples of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +111,7 @@ async def open_inference(stack: AsyncExitStack, resources: ProviderResources) ->
     evidence = _open_evidence(stack, resources, tasks.held)
     control = ControlHandler()
     linked = await _open_node(stack, resources, control, evidence.server)
-    wallet = await resources.wallet.info()
-    unit_msat = min(MAX_UNIT_MSAT, max(wallet.unit_msat, wallet.least_msat))
-    presence = _open_presence(stack, resources, tasks, linked, unit_msat)
+    presence = _open_presence(stack, resources, tasks, linked)
     outage = _outage(resources, tasks.held, workers)
     verifier = _verifier(resources, tasks, evidence, linked.node, presence.holder)
     jobs = _job_resources(resources, tasks.held, evidence, linked.node)
@@ -269,12 +267,12 @@ class MarketPresence:
 
 
 def _open_presence(
-    stack: AsyncExitStack, resources: ProviderResources, tasks: OpenTasks, linked: LinkedNode, unit_msat: int
+    stack: AsyncExitStack, resources: ProviderResources, tasks: OpenTasks, linked: LinkedNode
 ) -> MarketPresence:
     config, keys, pool, market = resources.config, resources.keys, resources.pool, resources.market
     node, wire = linked.node, linked.wire
     committee = market.committee_digest
-    paid_at = partial(describe, lnurl=resources.lnurl, unit_msat=unit_msat)
+    paid_at = partial(describe, lnurl=resources.lnurl, unit_msat=resources.unit_msat)
     ad = partial(paid_at, config, keys.public, wire=wire, committee=committee)
     holder = registry.bond_holder(config.wallet.kind, resources.wallet, config.holder)
     bonding = BondKeeper(keys, holder, config.bond)
@@ -297,9 +295,6 @@ def _verifier(
 ) -> JobVerifier:
     pool, market = resources.pool, resources.market
 
-    async def publish(event: Event) -> None:
-        await pool.publish(event, timeout_s=10.0)
-
     return JobVerifier(
         keys=resources.keys,
         market=market,
@@ -310,7 +305,6 @@ def _verifier(
         ports=VerifierPorts(
             commit=evidence.committer.commit,
             keep=evidence.server.verified,
-            publish=publish,
             is_paid=lambda request, chunk, epoch, number: is_share_paid(
                 holder, request, chunk, epoch, market.committee, number
             ),

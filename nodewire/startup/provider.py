@@ -17,11 +17,13 @@ from nodewire.pay.accounts.dues import CreditTerms, Due
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.accounts.till import Till
 from nodewire.pay.lightning import lnurl_server
+from nodewire.protocol.market.ad import MAX_UNIT_MSAT
 from nodewire.provider import metrics
 from nodewire.provider.inference.claim_retry import claim_again
 from nodewire.provider.inference.service import Provider
 from nodewire.provider.market.bond import check_bond
 from nodewire.startup.inference import ProviderResources, open_inference
+from nodewire.startup.nutzaps import open_nutzaps
 from nodewire.startup.receipts import ReceiptRelays, address_signer, follow_address
 from nodewire.store.state_lock import held
 from nodewire.training.provider.node import TrainerNode
@@ -31,7 +33,7 @@ from nodewire.worker import devices
 from nodewire.worker.metrics import Machines, Workers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from contextlib import AsyncExitStack
 
     from prometheus_client.registry import Collector
@@ -61,7 +63,7 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     stack.enter_context(held(config.state))
     wallet = registry.wallet_class(config.wallet.kind).from_file(config.wallet.url, config.wallet.token_file)
     stack.push_async_callback(wallet.close)
-    await _check_wallet(wallet, config)
+    unit_msat = await _check_wallet(wallet, config)
     keys, pool, market = await open_market(stack, config)
     ledger = Ledger(config.ledger, CreditTerms(config.credit.first_msat, config.credit.most_msat))
     stack.callback(ledger.close)
@@ -69,6 +71,7 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
 
     receipts = await ReceiptRelays.open(pool, config, keys)
     till = Till(keys, wallet, ledger, receipts.publish, own_relays=receipts.own)
+    nutzaps = open_nutzaps(stack, config, keys, pool, till, ledger)
     signer = await address_signer(config.lnurl.address, wallet, allow_private=receipts.allows_private)
     lnurl = await _serve_lnurl(stack, config, keys, till)
     ready: dict[str, Any] = {"ready": "provider", "npub": keys.npub, "public": keys.public, "lnurl": lnurl}
@@ -77,7 +80,7 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     serving: list[LastingWorker] = []
     training_workers: list[LastingWorker] = []
     if config.serve or config.specialize is not None:
-        resources = ProviderResources(config, keys, pool, market, ledger, wallet, lnurl)
+        resources = ProviderResources(config, keys, pool, market, ledger, wallet, lnurl, unit_msat)
         inference = await open_inference(stack, resources)
         halves.append(inference.provider)
         here += inference.collectors
@@ -86,7 +89,7 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     if config.train is not None:
         trainer = TrainerNode(keys, pool, market.blobs, ledger, config.patience_s)
         training, fedstr, training_workers = await open_training(
-            stack, config, config.train, trainer, till=till, lnurl=lnurl
+            stack, config, config.train, trainer, till=till, lnurl=lnurl, unit_msat=unit_msat
         )
         halves += [training, *([fedstr] if fedstr else [])]
         here.append(metrics.Bench(training.free, training.outage if halves[0] is training else None))
@@ -100,6 +103,8 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     async def run() -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(till.run(settled))
+            if nutzaps is not None:
+                group.create_task(nutzaps.run(settled))
             group.create_task(follow_address(pool, till, keys.public, signer, settled))
             group.create_task(claim_again(ledger, lambda claim: receipts.publish(claim, ())))
             for half in halves:
@@ -109,17 +114,24 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     stack.push_async_callback(stop, running)
     await _announced(running, [half for half in halves if isinstance(half, Provider)])
 
+    exposition = _exposition(config, here, {"serve": serving, "train": training_workers})
+    return {**ready, "wait": running, "metrics": exposition}
+
+
+def _exposition(
+    config: ProviderConfig, here: Sequence[Collector], workers: Mapping[str, Sequence[LastingWorker]]
+) -> MetricsExposition:
+    """What Prometheus is shown: collectors of this process, its `workers` by what they do, and its ledger."""
+
     def named() -> list[tuple[str, LastingWorker]]:
-        both = {"serve": list(serving), "train": training_workers}
-        return [(f"{what}-{number}", one) for what, workers in both.items() for number, one in enumerate(workers)]
+        return [(f"{what}-{number}", one) for what, some in workers.items() for number, one in enumerate(some)]
 
-    here.append(Workers(named))
     apart = (metrics.Till(config.ledger), Machines(named, config.worker.memory))
-    return {**ready, "wait": running, "metrics": MetricsExposition("provider", config.metrics.listen, here, apart)}
+    return MetricsExposition("provider", config.metrics.listen, [*here, Workers(named)], apart)
 
 
-async def _check_wallet(wallet: Wallet, config: ProviderConfig) -> None:
-    """Before anything is loaded or published. Raises as `start`."""
+async def _check_wallet(wallet: Wallet, config: ProviderConfig) -> int:
+    """Before anything is loaded or published; what payments to it are whole multiples of (msat). Raises as `start`."""
     try:
         await registry.check_network(wallet, config.wallet.kind, config.wallet.network)
         balance_msat = await wallet.balance_msat() if config.bond.amount_msat else 0
@@ -130,6 +142,8 @@ async def _check_wallet(wallet: Wallet, config: ProviderConfig) -> None:
         public = Keys.from_file(config.key).public
         holder = registry.bond_holder(config.wallet.kind, wallet, config.holder)
         await check_bond(holder, public, config.bond.amount_msat, balance_msat)
+    info = await wallet.info()
+    return min(MAX_UNIT_MSAT, max(info.unit_msat, info.least_msat))
 
 
 async def _announced(running: asyncio.Task[None], halves: Sequence[Provider]) -> None:

@@ -33,7 +33,7 @@ from nodewire.errors import (
     TooLarge,
 )
 from nodewire.nostr.nips import nipb7
-from nodewire.protocol.model.manifest import BlobRef
+from nodewire.protocol.model.manifest import MAX_BLOB_BYTES, BlobRef
 from nodewire.store.sweep import INCOMING
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
     from nodewire.nostr.keys import Keys
 
-MAX_BYTES = 4 * 1024**3
 SMALL_BYTES = 1 << 20
 _CHUNK_BYTES = 262_144
 _AUTHORIZED_S = 3_600  # an upload of gigabytes takes its time; the authorization is for this one hash only
@@ -71,7 +70,7 @@ class Blobs:
         cache_dir: Path,
         keys: Keys | None = None,
         *,
-        max_bytes: int = MAX_BYTES,
+        max_bytes: int = MAX_BLOB_BYTES,
         clock: Callable[[], float] = time.time,
     ) -> None:
         for server in servers:
@@ -163,15 +162,25 @@ class Blobs:
 
         """
         ref = await asyncio.to_thread(self._keep, source)
+        await self._spread(self.path(ref.sha256), ref, type_, own=own)
+        return ref
+
+    async def upload(self, source: Path, type_: str = "application/octet-stream") -> BlobRef:
+        """As `put`, of a file that is read where it lies and is not cached. A server refuses it if it changes."""
+        ref = await asyncio.to_thread(self._hashed, source)
+        await self._spread(source, ref, type_, own=False)
+        return ref
+
+    async def _spread(self, source: Path, ref: BlobRef, type_: str, *, own: bool) -> None:
+        """Upload a file to every server; done when one has it. Raises as `put`."""
         if not self._servers:
-            return ref
+            return
         if self._keys is None:
             raise BadConfig("keys", "an upload must be signed")
-        uploads = (self._upload(server, ref, self._keys, type_, own=own) for server in self._servers)
+        uploads = (self._upload(server, source, ref, self._keys, type_, own=own) for server in self._servers)
         outcomes = await asyncio.gather(*uploads)
         if None not in outcomes:
             raise next(error for error in reversed(outcomes) if error is not None)
-        return ref
 
     def keep(self, data: bytes) -> BlobRef:
         """Cache a small blob that came from elsewhere, such as in an event; `get` finds it from now on.
@@ -215,14 +224,22 @@ class Blobs:
             part.settle(self.path(sha256))
             return BlobRef(sha256=sha256, bytes=part.size)
 
-    async def _upload(self, server: str, ref: BlobRef, keys: Keys, type_: str, *, own: bool) -> NodewireError | None:
+    def _hashed(self, source: Path) -> BlobRef:
+        if (size := source.stat().st_size) > self._max_bytes:
+            raise TooLarge("blob", f"{size} bytes, at most {self._max_bytes}")
+        with source.open("rb") as file:
+            return BlobRef(sha256=hashlib.file_digest(file, "sha256").hexdigest(), bytes=file.tell())
+
+    async def _upload(
+        self, server: str, source: Path, ref: BlobRef, keys: Keys, type_: str, *, own: bool
+    ) -> NodewireError | None:
         """What went wrong, or None when the server has the blob."""
         try:
             if not own and await self._holds(server, ref.sha256):
                 return None
             for wait_s in (*_BUSY_S, None):
                 try:
-                    status, refusal = await self._send(server, ref, keys, type_)
+                    status, refusal = await self._send(server, source, ref, keys, type_)
                 except aiohttp.ClientConnectorError:
                     raise
                 except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
@@ -236,11 +253,13 @@ class Blobs:
         except (aiohttp.ClientError, TimeoutError) as error:
             return LinkLost(server, str(error) or type(error).__name__)
 
-    async def _send(self, server: str, ref: BlobRef, keys: Keys, type_: str) -> tuple[int, NodewireError | None]:
+    async def _send(
+        self, server: str, source: Path, ref: BlobRef, keys: Keys, type_: str
+    ) -> tuple[int, NodewireError | None]:
         """One upload. Returns the answer's status and, where the server did not take the blob, the error."""
         headers = {"Authorization": self._authorization(keys, ref.sha256), "Content-Type": type_}
         # A redirect would carry the blob and its signature wherever the store says.
-        with self.path(ref.sha256).open("rb") as file:
+        with source.open("rb") as file:
             async with (
                 asyncio.timeout(SLOW_S + ref.bytes / LEAST_BYTES_S),
                 self._http().put(f"{server}/upload", data=file, headers=headers, allow_redirects=False) as response,

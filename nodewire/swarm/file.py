@@ -85,7 +85,7 @@ class SwarmFile(File):
     slots: int = Field(default=4, ge=1, le=64)
     """Generations at a time."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """The dtype of the arithmetic. Empty: that of the stored weights."""
+    """The dtype of the arithmetic. Empty: bfloat16 if most weights are stored so or in few bits, else float32."""
     lookahead: int = Field(default=LOOKAHEAD, ge=1, le=MAX_LOOKAHEAD)
     """The distance that generations may run ahead by guess."""
     nodes: tuple[NodeEntry, ...] = Field(min_length=1, max_length=MAX_NODES)

@@ -15,13 +15,13 @@ import orjson
 from tokenizers import Tokenizer as _Tokenizer
 
 from nodewire.errors import BadTask, TooLarge
+from nodewire.protocol.model.text_rules import MAX_TOKENIZER_VALUES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 MAX_TOKENIZER_BYTES = 64 * 1_048_576
-MAX_VALUES = 4_000_000
-"""Of the JSON, by its commas: an empty list of three bytes would else take seventy."""
+MAX_VALUES = MAX_TOKENIZER_VALUES
 MAX_TOKEN_CHARS = 4_096
 MAX_DECODERS = 16
 _PLAIN = frozenset({"ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Strip", "WordPiece"})
@@ -38,7 +38,9 @@ class Detokenizer:
     """
 
     def __init__(self, data: bytes) -> None:
-        document = _document(data)
+        document = document_of(data)
+        self.around = {name: document.get(name) for name in ("normalizer", "post_processor")}
+        """What the file does with a text before it is cut, and with its ids after; nothing of it is used here."""
         vocabulary = _vocabulary(document.get("model"))
         added = document.get("added_tokens") or []
         if not isinstance(added, list) or not all(_is_added(token) for token in added):
@@ -78,7 +80,8 @@ def guarded(reason: str) -> Iterator[None]:
         raise BadTask("tokenizer", reason) from error
 
 
-def _document(data: bytes) -> dict[str, Any]:
+def document_of(data: bytes) -> dict[str, Any]:
+    """A tokenizer.json's document. Raises as `Detokenizer`, before it takes much memory."""
     if len(data) > MAX_TOKENIZER_BYTES:
         raise TooLarge("tokenizer", f"{len(data)} bytes, at most {MAX_TOKENIZER_BYTES}")
     if (values := data.count(b",")) > MAX_VALUES:

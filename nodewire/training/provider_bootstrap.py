@@ -36,6 +36,7 @@ async def open_training(
     *,
     till: Till,
     lnurl: str,
+    unit_msat: int,
 ) -> tuple[TrainingService, Fedstr | None, list[LastingWorker]]:
     """What serves the rounds that `train` describes, and those in FEDSTR's layout where that is switched on.
 
@@ -61,7 +62,7 @@ async def open_training(
     await asyncio.gather(*(worker.load(task, task, program, []) for worker in workers for task in tasks))
     kept = KeptShards(folder / "shards.db")
     stack.callback(kept.close)
-    ad = _describe(config, train, node.keys.public, lnurl)
+    ad = _describe(config, train, node.keys.public, lnurl, unit_msat)
     admission = TrainingAdmission(node.keys.public, ad, job_kinds, node.ledger)
     training = TrainingService(
         node=node,
@@ -87,7 +88,7 @@ async def open_training(
     return training, fedstr, workers
 
 
-def _describe(config: ProviderConfig, train: TrainConfig, public: str, lnurl: str) -> Trainer:
+def _describe(config: ProviderConfig, train: TrainConfig, public: str, lnurl: str, unit_msat: int) -> Trainer:
     charges = bool(train.msat_per_pflop or train.least_msat)
     return Trainer(
         # An ad's address is kind and name: it must not replace the one for inference.
@@ -102,6 +103,7 @@ def _describe(config: ProviderConfig, train: TrainConfig, public: str, lnurl: st
         concurrency=train.concurrency,
         deposit_ppm=train.deposit_ppm,
         credit_msat=train.credit_msat,
+        unit_msat=unit_msat,
         lnurl=lnurl if charges else "",
         pow_bits=config.pow_bits,
         hardware=config.hardware,

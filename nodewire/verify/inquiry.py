@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from nodewire.core.bounded_dict import BoundedDict
 from nodewire.errors import NodewireError, NotAllowed, NotFound, TimedOut
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _KEPT_OVERRUNS = 1_024
+_REST = 4
+"""For how many times as long as a task took in vain it is not tried again. So a fifth of a worker's time is lost on it
+at most, and a machine that was busy once, or had yet to load the task, is not blind to it for ever."""
 
 Loaded = Callable[[JobKind, Manifest, str], Awaitable[tuple[Worker, str]]]
 """A worker that has loaded the task of the manifest, and the task's name there. Raises BadTask, OverMemory ..."""
@@ -46,6 +50,14 @@ class Overloaded(TimedOut):
     """What others wait for was not computed here in time: nobody else is to blame for it."""
 
 
+class Overrun(NamedTuple):
+    """A chunk missed its time here: `size` bytes of inputs took over `took_s`. It counts until `until_s`."""
+
+    size: int
+    took_s: float
+    until_s: float
+
+
 class Inquiry:
     """Pulls over `node`; computes with what `loaded` gives, None if nothing is computed here."""
 
@@ -63,9 +75,9 @@ class Inquiry:
         self._market, self._relays, self._draws = market, relays, draws
         self._node, self._kinds, self._loaded = node, job_kinds, loaded
         self._reference = reference
-        self._overruns = BoundedDict[tuple[str, str], tuple[int, float]](_KEPT_OVERRUNS)
-        """By manifest and task: inputs of how many bytes took longer here than how many seconds, the last time. What a
-        manifest says of its operations is not asked: its author could have every sample of it refused."""
+        self._overruns = BoundedDict[tuple[str, str], Overrun](_KEPT_OVERRUNS)
+        """By manifest and task, the last one. What a manifest says of its operations is not asked: its author could
+        have every sample of it refused."""
 
     @property
     def can_recompute(self) -> bool:
@@ -143,8 +155,8 @@ class Inquiry:
         """The chunk, computed here; `judged` and `beside` as in `verify.recomputation`.
 
         Raises:
-            Overloaded: there are none after `within_s`, or no less of the same task was done in that time before. The
-                worker is not kept busy with those: other oracles may be faster.
+            Overloaded: there are none after `within_s`, or as much of the same task was not done in that time just
+                before. The worker is not kept busy with those: other oracles may be faster.
             NotAllowed: nothing is computed here, or no installed package computes such a job.
             BadTask, OverMemory, WorkerFailed ...: the task is refused or fails here.
 
@@ -154,9 +166,8 @@ class Inquiry:
         if self._loaded is None or kind is None:
             raise NotAllowed("worker", f"jobs of kind {manifest.kind} are not computed here")
         place = inputs.digest, task
-        size, took_s = self._overruns.get(place, (0, 0.0))
-        if within_s is not None and within_s <= took_s and inputs.size >= size:
-            raise Overloaded("computing here", f"{size} bytes took more than {took_s:.1f} s, {within_s:.1f} s are left")
+        if within_s is not None:
+            self._refuse_overrun(place, inputs.size, within_s)
         step, own = "loading the task here", None
         try:
             async with asyncio.timeout(within_s) as limit:
@@ -171,8 +182,15 @@ class Inquiry:
             if own is not None:
                 _log.info("sample %s is judged without a float32 reference: no time is left", inputs.sample.key[:8])
                 return own
-            self._overruns[place] = inputs.size, within_s
+            self._overruns[place] = Overrun(inputs.size, within_s, time.monotonic() + _REST * within_s)
             raise Overloaded(step, f"not done in the {within_s:.1f} s that were left") from error
+
+    def _refuse_overrun(self, place: tuple[str, str], size: int, within_s: float) -> None:
+        """Raises Overloaded: no more than `size` bytes of the task took longer here than that, a short time ago."""
+        last = self._overruns.get(place)
+        if last is not None and size >= last.size and within_s <= last.took_s and time.monotonic() < last.until_s:
+            reason = f"{last.size} bytes took more than {last.took_s:.1f} s, {within_s:.1f} s are left"
+            raise Overloaded("computing here", reason)
 
     async def _wide(self, inputs: Inputs, kind: JobKind) -> tuple[Leaf, ...]:
         """The chunk's leaves in float32; empty where the task has no such form, or not here."""

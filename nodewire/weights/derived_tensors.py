@@ -43,8 +43,13 @@ class DerivedTensor(StoredTensor):
             yield memoryview(made.view(torch.uint8).numpy().data)
 
 
+def is_widened(stored: StoredTensor) -> bool:
+    """Whether it is numbers that are made of blocks, so of few bits."""
+    return isinstance(stored, DerivedTensor) and stored.rows.widens
+
+
 def widened_to(stored: StoredTensor, dtype: str) -> StoredTensor:
     """The same, of `dtype`, where it is numbers that are made of blocks."""
-    if not isinstance(stored, DerivedTensor) or not stored.rows.widens:
+    if not is_widened(stored):
         return stored
     return replace(stored, dtype=dtype, nbytes=prod(stored.shape) * DTYPES[dtype].itemsize)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from nodewire.errors import BadInput, BadTask, NotFound, TooLarge
+from nodewire.protocol.model.text_rules import MAX_TOKENIZER_VALUES
 from nodewire.weights.tensorfile import MAX_HEADER_BYTES, StoredTensor, read_header
 
 SINGLE = "model.safetensors"
@@ -55,6 +56,8 @@ def read_tokenizer(directory: Path, max_bytes: int) -> bytes:
 
     """
     data = read_bounded(directory / "tokenizer.json", max_bytes)
+    if (values := data.count(b",")) > MAX_TOKENIZER_VALUES:
+        raise TooLarge("tokenizer.json", f"{values} values, at most {MAX_TOKENIZER_VALUES}")
     try:
         if isinstance(json.loads(data)["model"], dict):
             return data

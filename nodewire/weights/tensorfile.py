@@ -155,6 +155,28 @@ def elements(part: StoredTensor | Tensor, first: int, last: int) -> StoredTensor
     return replace(part, shape=(last - first,), start=part.start + first * size, nbytes=(last - first) * size)
 
 
+def in_files(
+    tensors: Mapping[str, StoredTensor | AssembledTensor], most_bytes: int
+) -> list[dict[str, StoredTensor | AssembledTensor]]:
+    """The tensors of each file, where one file may have so many bytes of them; a larger tensor has a file alone.
+
+    They lie in the order of one file: a file begins with the tensor that the one before has no room for.
+
+    Raises:
+        BadTask: a stored tensor is of an unknown dtype.
+
+    """
+    found: list[dict[str, StoredTensor | AssembledTensor]] = []
+    room = -1
+    for name, made in _in_order(tensors.items()):
+        room -= made.nbytes
+        if room < 0:
+            found.append({})
+            room = most_bytes - made.nbytes
+        found[-1][name] = tensors[name]
+    return found
+
+
 def laid_out(tensors: Iterable[tuple[str, StoredTensor | AssembledTensor]]) -> tuple[bytes, int]:
     """How a file of `tensors` would begin (its header, and before it the header's length), and how long it would be.
 
@@ -216,8 +238,7 @@ def _whole(
 def _laid_out(
     tensors: Iterable[tuple[str, StoredTensor | AssembledTensor]],
 ) -> tuple[bytes, list[tuple[str, AssembledTensor]]]:
-    # The widest types first, so that every tensor starts at a multiple of its item's size.
-    rows = sorted(((name, _assembled(one)) for name, one in tensors), key=lambda row: (-row[1].dtype.itemsize, row[0]))
+    rows = _in_order(tensors)
     header, end = {}, 0
     for name, made in rows:
         header[name] = {
@@ -228,6 +249,13 @@ def _laid_out(
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text, rows
+
+
+def _in_order(
+    tensors: Iterable[tuple[str, StoredTensor | AssembledTensor]],
+) -> list[tuple[str, AssembledTensor]]:
+    """The widest types first, so that every tensor starts at a multiple of its item's size; then by name."""
+    return sorted(((name, _assembled(one)) for name, one in tensors), key=lambda row: (-row[1].dtype.itemsize, row[0]))
 
 
 def read(made: AssembledTensor) -> Tensor:

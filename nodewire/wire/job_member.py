@@ -100,7 +100,9 @@ class Membership:
         if peer in self._doubted:
             return
         self._keep(peer)
-        holds = await self._holds(peer) if isinstance(error, LinkLost) else None
+        # A provider whose process stands still is replaced at once. In a customer's place there is nobody.
+        is_awaited = isinstance(error, LinkLost) or peer not in self._addresses
+        holds = await self._holds(peer) if is_awaited else None
         if holds:
             return
         reason = f"gone: {error}" if holds is None else "there, and holds the job no more"

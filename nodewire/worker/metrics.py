@@ -12,7 +12,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from nodewire.metrics.family import Labels, counter, gauge, histogram
 from nodewire.worker.counters import Figures
-from nodewire.worker.persistent_worker import LastingWorker, Mortal
+from nodewire.worker.persistent_worker import LastingWorker, SingleProcess
 from nodewire.worker.sandbox.rights import private_bytes
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Machines:
         self._cap_bytes = cap_bytes
 
     def collect(self) -> Iterator[Metric]:
-        alive: dict[Labels, Mortal] = {
+        alive: dict[Labels, SingleProcess] = {
             (name,): one.process for name, one in self._named() if one.process is not None and one.process.alive
         }
         asked = {labels: _asked(one.hello.pid) for labels, one in alive.items()}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("nodewire.worker")
 
 
-class Mortal(SharedWorker, Protocol):
+class SingleProcess(SharedWorker, Protocol):
     """A worker process: once it is not `alive`, every call raises WorkerFailed."""
 
     @property
@@ -45,7 +45,7 @@ class Mortal(SharedWorker, Protocol):
     async def stop(self) -> None: ...
 
 
-Start = Callable[[], Awaitable[Mortal]]
+Start = Callable[[], Awaitable[SingleProcess]]
 """Starts an empty worker process."""
 
 
@@ -54,9 +54,9 @@ class LastingWorker:
 
     def __init__(self, start: Start) -> None:
         self._start = start
-        self._process: Mortal | None = None
+        self._process: SingleProcess | None = None
         self._loaded: dict[str, tuple[str, Path, Sequence[Path], int]] = {}
-        self._starting: asyncio.Task[Mortal] | None = None
+        self._starting: asyncio.Task[SingleProcess] | None = None
         self.starts = 0
         """Processes that have been started and had everything loaded."""
 
@@ -92,7 +92,7 @@ class LastingWorker:
         return await (await self._living()).open(task, session, params, codings, turn)
 
     @property
-    def process(self) -> Mortal | None:
+    def process(self) -> SingleProcess | None:
         """The one that there is, alive or not."""
         return self._process
 
@@ -101,7 +101,7 @@ class LastingWorker:
         """Of the process that there is."""
         return self._process.figures if self._process is not None else None
 
-    async def _living(self) -> Mortal:
+    async def _living(self) -> SingleProcess:
         """The process there is, or a new one.
 
         Who gives up waiting does not end its start: it is slow where many start at once, and would never come to its
@@ -113,7 +113,7 @@ class LastingWorker:
             return await asyncio.shield(self._starting)
         return self._process
 
-    async def _started(self) -> Mortal:
+    async def _started(self) -> SingleProcess:
         if self._process is not None:
             _log.warning("the worker has died; another loads its %d tasks", len(self._loaded))
         process = await self._start()

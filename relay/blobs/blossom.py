@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from relay.counting import Counts
     from relay.limits import BlobLimits, Config
 
-_SHARE = "this address has uploaded all that it may; its share grows back within days"
+_SHARE = "this address has uploaded all that it may (`address_bytes`); its share grows back within days"
 _HASH = "{sha256:[0-9a-f]{64}}"
 _STATUS: tuple[tuple[type[NodewireError], int], ...] = (
     (NotFound, 404),

@@ -178,12 +178,13 @@ class Shelf:
     def fits(self, size: int, pubkey: str) -> None:
         """Raises TooLarge if an upload of `size` bytes by `pubkey` would not be taken now."""
         if size > self._limits.blob_bytes:
-            raise TooLarge("blob", f"{size} bytes, at most {self._limits.blob_bytes}")
+            raise TooLarge("blob", f"{size} bytes, at most {self._limits.blob_bytes}: the store's `blob_bytes`")
         size = max(size, self._limits.least_blob_bytes)
         used = sweeping.held_bytes(self._db) + self._reserved[""]
         own = sweeping.held_bytes(self._db, pubkey) + self._reserved.get(pubkey, 0)
-        if used + size > self._limits.quota_bytes or own + size > self._limits.key_quota_bytes:
-            raise TooLarge("quota", "the store has no room for it")
+        for held, name in ((used, "quota_bytes"), (own, "key_quota_bytes")):
+            if held + size > (most := getattr(self._limits, name)):
+                raise TooLarge("quota", f"the store has no room for it: its `{name}` is {most}")
 
     async def drop(self, sha256: str, pubkey: str) -> bool:
         """Let go of `pubkey`'s claim on a blob, and of the blob with the last claim; whether there was a claim."""

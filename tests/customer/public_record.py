@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,10 +11,14 @@ from dataclasses import dataclass, field
 from nodewire.market import Contents
 from nodewire.nostr import event as events
 from nodewire.nostr.event import Event
+from nodewire.nostr.keys import Keys
+from nodewire.nostr.nips import nip61
 from nodewire.nostr.nips.nip01 import Filter
 from nodewire.pay.accounts import debts
 from nodewire.pay.accounts.debts import Key
 from nodewire.pay.accounts.ledger import Ledger
+from nodewire.pay.ecash.proofs import Lock, Proof
+from nodewire.pay.nutzaps import authorship
 from nodewire.protocol import kinds
 from nodewire.protocol.committee import beacon, commitment, oracle_round, quorum_certificate
 from nodewire.protocol.committee.commitment import ChunkRoot, Commitment, CommitmentEvent
@@ -27,7 +33,7 @@ from nodewire.protocol.market.snapshot import Snapshot
 from nodewire.protocol.verification import verdict
 from nodewire.protocol.verification.verdict import Verdict
 from tests.protocol import documents
-from tests.protocol.committee.actors import HOLDER, Seat, committee, digest
+from tests.protocol.committee.actors import HOLDER, Seat, committee, digest, keys
 
 GENESIS_S = 1_700_000_000
 COMMITTEE, SEATS = committee(
@@ -137,14 +143,44 @@ class PublicRecord:
         self.certifies[body.digest()] = tuple(commitment.parse(event) for event in commitments)
         return body
 
-    def pay(self, ledger: Ledger, number: int, chunk: int, *, attempt: int = 0, amount_msat: int = PRICE_MSAT) -> None:
+    def pay(
+        self,
+        ledger: Ledger,
+        number: int,
+        chunk: int,
+        *,
+        attempt: int = 0,
+        amount_msat: int = PRICE_MSAT,
+        preimage: bytes = b"",
+    ) -> None:
         key = Key(self.request.id, PROVIDERS[number].public, chunk, attempt)
-        preimage = bytes([number]) * 16 + chunk.to_bytes(16, "big")
+        preimage = preimage or bytes([number]) * 16 + chunk.to_bytes(16, "big")
         ledger.plan(key, amount_msat)
-        payment_hash = debts.hashlib.sha256(preimage).hexdigest()
+        payment_hash = hashlib.sha256(preimage).hexdigest()
         ledger.begin(key.payee, [key], debts.Payment(payment_hash, "lnbcrt1", amount_msat))
         ledger.record(payment_hash, debts.PaymentAttempt("w"))
         ledger.record(payment_hash, debts.PaymentSettlement(preimage.hex(), 1))
+
+    def nutzap(
+        self, number: int, chunk: int, amount_sat: int, *, author: Keys = CUSTOMER, salt: str = "5a" * 32
+    ) -> Event:
+        """The customer's nutzap for a claim, of one proof that no mint has signed."""
+        lock, mint = keys("lock"), "https://mint.example"
+        nonce = authorship.nonce(CUSTOMER.public, salt, 0)
+        secret = Lock((lock.public,), is_sig_all=False).secret(nonce)
+        info = nip61.NutzapInfo(PROVIDERS[number].public, (), ((mint, ("sat",)),), lock.public)
+        proof = Proof(amount_sat, "00" * 8, secret, "02" + "11" * 32).as_dict()
+        event = nip61.build(
+            author,
+            info,
+            mint,
+            [json.dumps(proof)],
+            created_at=self.began_s + 3,
+            event=self.request.id,
+            others=[["chunk", str(chunk)], ["attempt", "0"], ["salt", salt]],
+        )
+        self.events.append(event)
+        return event
 
     def verdict(self, number: int, chunk: int, epoch: int, **changes) -> Verdict:
         """On the chunk that provider `number` committed to, which `epoch` drew; it passes if nothing is changed."""

@@ -33,7 +33,7 @@ def started(tmp_path, monkeypatch):
         running = market.Market(tmp_path)
         try:
             said = await running.daemon("node", program=program)
-        except market.Broken as error:
+        except market.DemoFailure as error:
             said = str(error)
         finally:
             await running.stop()

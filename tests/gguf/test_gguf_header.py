@@ -147,9 +147,9 @@ def test_a_file_is_one_by_its_name_or_by_how_it_begins(tmp_path):
     (tmp_path / "sha256-abc").write_bytes(SMALL.encode())
     (tmp_path / "other").write_bytes(struct.pack("<I", 7))
     (tmp_path / "folder.gguf").mkdir()
-    assert model.is_one(tmp_path / "sha256-abc") and model.is_one(tmp_path / "not-there.gguf")
-    assert not model.is_one(tmp_path / "other") and not model.is_one(tmp_path / "folder.gguf")
-    assert not model.is_one(tmp_path / "not-there")
+    assert model.is_gguf(tmp_path / "sha256-abc") and model.is_gguf(tmp_path / "not-there.gguf")
+    assert not model.is_gguf(tmp_path / "other") and not model.is_gguf(tmp_path / "folder.gguf")
+    assert not model.is_gguf(tmp_path / "not-there")
 
 
 def test_no_architecture_is_no_model(tmp_path):

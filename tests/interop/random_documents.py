@@ -27,10 +27,10 @@ from nodewire.protocol.job.receipt import Closing, Receipt
 from nodewire.protocol.job.request import Ticket
 from nodewire.protocol.market.ad import Ad
 from nodewire.protocol.market.heartbeat import Beat
-from nodewire.protocol.market.relay_ad import Splice
+from nodewire.protocol.market.splice_ad import Splice
 from nodewire.protocol.market.static_swarm import RollCall, Swarm
 from nodewire.protocol.model.manifest import Manifest
-from nodewire.protocol.verification.sample import JobSamples, Report
+from nodewire.protocol.verification.sample import JobSamples
 from nodewire.protocol.verification.statement import FrameStatement
 from nodewire.protocol.verification.verdict import Verdict
 from nodewire.training.fedstr.events import Output
@@ -50,7 +50,7 @@ NUMBER = 6_000
 SEED = 2_026
 VECTORS = Path(__file__).parents[1] / "vectors"
 _MARKET = (Ad, Beat, Body, Committee, Inventory, Manifest, Plan, Share, Splice)
-_WORK = (Close, Closing, Commitment, Receipt, Report, RollCall, JobSamples, FrameStatement, Swarm, Ticket, Verdict)
+_WORK = (Close, Closing, Commitment, Receipt, RollCall, JobSamples, FrameStatement, Swarm, Ticket, Verdict)
 _TRAINING = (
     DeliveryDetails,
     Optimization,
@@ -94,7 +94,6 @@ def _bases() -> dict[str, list[Any]]:
         found.setdefault(one["type"], []).append(one["document"])
     found["Close"] = [documents["close"]["document"]]
     found["Commitment"] = [documents["commitment"]["document"]]
-    found["Report"] = [json.loads(examples["report"]["content"])]
     found["RollCall"] = [examples["swarm"]["roll_call"]]
     found["JobSamples"] = [json.loads(examples["sampled"]["content"])]
     found["FrameStatement"] = [documents["sent"]["document"]]

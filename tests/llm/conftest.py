@@ -5,7 +5,7 @@ import torch
 
 from bench.tasks.tiny_decoders import make_family
 from nodewire.llm.checkpoint.splitter import split_decoder
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from tests.llm.llm_models import PLAIN, ROOMY, VARIANTS, Ring, make_model
 
 
@@ -42,7 +42,7 @@ def ring(registration):
 
 @pytest.fixture(scope="session")
 def whole(plain):
-    return Whole(plain)
+    return LocalDecoder(plain)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -59,7 +59,7 @@ STALLS = {
     "ada": Stall(["driver"], ["driver"], FAST_US, slots=1, bond_msat=10_000_000),
     "bea": Stall(["stage.0", "stage.1"], ["graph.0"], FAST_US, bond_msat=10_000_000),
     "cyd": Stall(["stage.2"], ["graph.1"], FAST_US, bond_msat=12_000_000),
-    "dan": Stall(["driver", "stage.2"], ["driver", "graph.1"], SLOW_US, patience_s=2, bond_msat=4_000_000),
+    "dan": Stall(["driver", "stage.2"], ["driver", "graph.1"], SLOW_US, patience_s=15, bond_msat=4_000_000),
     "eve": Stall(["stage.0", "stage.1"], ["graph.0"], SLOW_US, bond_msat=4_000_000),
 }
 GUESTS = {
@@ -86,7 +86,7 @@ DECODER_MSAT, ENCODER_MSAT = 3_001, 1_009
 @dataclass
 class RunningMarket:
     """`decoder` and `encoder` are what `register` printed; `public` has the providers' public keys by their names,
-    `metrics` the URLs where daemons show what they count."""
+    `metrics` the URLs where daemons show what they count, `lnurls` where providers are paid."""
 
     folder: Path
     relay: str = ""
@@ -97,6 +97,7 @@ class RunningMarket:
     encoder: dict[str, Any] = field(default_factory=dict)
     public: dict[str, str] = field(default_factory=dict)
     metrics: dict[str, str] = field(default_factory=dict)
+    lnurls: dict[str, str] = field(default_factory=dict)
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
@@ -177,7 +178,7 @@ class RunningMarket:
     def stop_one(self, name: str) -> None:
         process = self.processes[name]
         process.terminate()
-        process.wait(10)
+        process.wait(120)
         if process.stdout:
             process.stdout.close()
 
@@ -196,7 +197,7 @@ class RunningMarket:
         line = stdout.readline() if readable(stdout.fileno(), READY_S) else b""
         assert b'"ready"' in line, f"{name} did not start: {line!r}\n{self.log(name)[-2000:]}"
         said = json.loads(line)
-        self.metrics[name] = said.get("metrics", "")
+        self.metrics[name], self.lnurls[name] = said.get("metrics", ""), said.get("lnurl", "")
         return said
 
     def start_provider(self, name: str, *, wait: bool = True) -> dict[str, Any]:
@@ -290,7 +291,7 @@ class RunningMarket:
                 theirs = self.ledger(name)
                 try:
                     paid_msat = own.spent(payee=payee).paid_msat
-                    async with asyncio.timeout(60):
+                    async with asyncio.timeout(300):
                         while (theirs._db.execute(sql, (public,)).fetchone()[0] or 0) < paid_msat:
                             await asyncio.sleep(0.02)
                 finally:
@@ -316,19 +317,28 @@ class RunningMarket:
                     return epoch
                 after = epoch.body.epoch
 
-    def is_free(self, *names: str, slots: Mapping[str, int] | None = None) -> Any:
-        """Whether a snapshot has the decoder's sessions of these providers all free."""
+    def is_free(self, *names: str) -> Any:
+        """Whether a snapshot has the decoder's sessions of these providers all free, by ads of their present processes.
+
+        One that has been started anew is paid elsewhere. A busy oracle may still have its ad of before.
+        """
 
         def holds(snapshot: Snapshot) -> bool:
+            ads = snapshot.ads({self.public[name] for name in names})
+            if any(public not in ads or ads[public].lnurl != self.lnurls[name] for name, public in self._keys(names)):
+                return False
             free = {
                 node.pubkey: held.free
                 for node in snapshot.nodes
                 for held in node.held
                 if held.manifest == self.decoder["digest"]
             }
-            return all(free.get(self.public[name]) == STALLS[name].slots for name in names)
+            return all(free.get(public) == STALLS[name].slots for name, public in self._keys(names))
 
         return holds
+
+    def _keys(self, names: Iterable[str]) -> list[tuple[str, str]]:
+        return [(name, self.public[name]) for name in names]
 
     # Inside.
 

@@ -15,7 +15,7 @@ from nodewire.metrics.family import Family
 from nodewire.oracle import metrics as oracle
 from nodewire.provider import metrics as provider
 from nodewire.wire import metrics as wire
-from nodewire.wire.nat import relay_metrics as splice
+from nodewire.wire.nat import splice_metrics as splice
 from nodewire.worker import metrics as worker
 from relay import exporting as relay
 

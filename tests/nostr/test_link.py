@@ -23,11 +23,14 @@ WANTED = (Filter(kinds={1}),)
 
 class Listened:
     def __init__(self, takes=True):
-        self.takes, self.events, self.stood = takes, [], []
+        self.takes, self.events, self.stood, self.lost = takes, [], [], 0
 
     def accept(self, event, size):
         self.events.append(event)
         return self.takes
+
+    def lose(self):
+        self.lost += 1
 
     def stand(self, url, standing, reason):
         self.stood.append((standing, reason))
@@ -303,6 +306,20 @@ async def test_false_events_are_counted_and_too_many_make_the_relay_hostile():
     relay.link.down("gone")
     relay.up()
     assert not relay.link.is_hostile
+
+
+async def test_an_event_that_cannot_be_read_is_lost_to_its_own_subscription():
+    relay, one, other = Relay(), Listened(), Listened()
+    relay.up()
+    relay.link.subscribe("one", WANTED, one)
+    relay.link.subscribe("other", WANTED, other)
+    relay.link.receive('["EVENT","other",{"id":"half')
+    relay.link.receive(b' [ "EVENT" , "other" , {"kind":"many"}]')
+    relay.link.receive("nonsense")
+    relay.link.receive('["EVENT","nobody",{}]')
+    assert (one.lost, other.lost, relay.link.status.invalid) == (0, 2, 4)
+    relay.link.exceed()  # it ended the connection, and nobody knows whose it was
+    assert (one.lost, other.lost) == (1, 3)
 
 
 async def test_a_notice_is_kept_cut_short_and_unknown_verbs_are_ignored():

@@ -257,11 +257,24 @@ async def test_a_relay_that_talks_nonsense_is_left_and_tried_again_later():
 async def test_a_message_above_the_bound_ends_the_connection():
     async def flood(socket):
         with contextlib.suppress(Exception):
-            await socket.send("x" * (nip01.MAX_MESSAGE_BYTES + 1))
+            await socket.send("x" * (nip01.MAX_RELAY_FRAME_BYTES + 1))
             await socket.wait_closed()
 
     async with scripted_relay(flood) as url, Pool([url], **FAST) as pool:
         await until(lambda: "1009" in pool.relays[0].reason)
+
+
+async def test_strangers_events_that_are_too_large_end_no_connection():
+    true = note("true")
+    larger = nip01.RelayEvent("n1", true).to_json().replace("true", "x" * nip01.MAX_MESSAGE_BYTES)
+    answer = [*[larger] * (links.MAX_INVALID + 1), nip01.RelayEvent("n1", true).to_json(), nip01.Eose("n1").to_json()]
+
+    async with (
+        scripted_relay(lambda socket: replies(socket, lambda said: answer * (said[0] == "REQ"))) as url,
+        Pool([url], **FAST) as pool,
+    ):
+        assert await pool.fetch(NOTES) == [true]
+        assert (pool.relays[0].connections, pool.relays[0].invalid) == (1, len(answer) - 2)
 
 
 async def test_a_slow_reader_loses_the_oldest_events_and_learns_how_many():

@@ -12,6 +12,7 @@ from nodewire.protocol.committee.committee import Committee, Oracle
 from nodewire.protocol.encoding.canonical import tagged_hash
 from nodewire.protocol.job import request as job
 from nodewire.protocol.job.plan import Assignment, Verification
+from nodewire.protocol.job.share_statement import ShareStatement
 from nodewire.protocol.verification import verdict
 from nodewire.protocol.verification.verdict import Certificate, Verdict
 from tests.protocol import documents
@@ -129,7 +130,13 @@ def certificate(said: Verdict, voters=tuple(ORACLES[:3]), *, digest: str | None 
     return verdict.build(STRANGER, Certificate(said, votes), created_at=8)
 
 
+def statement(chunk: int, *shares: int, request=REQUEST, sender: Keys = CUSTOMER, holder: Keys = HOLDER):
+    """The customer's statement of the shares of this chunk and of those after it."""
+    said = {"request": request.id, "holder": holder.public, "chunk": chunk, "shares": shares or (SHARE_MSAT,)}
+    return ShareStatement.sign(sender, **said)
+
+
 def zap(chunk: int, amount_msat: int = SHARE_MSAT, request=REQUEST, sender: Keys = CUSTOMER):
-    """The zap request for one chunk's share."""
+    """The zap request for a lump that begins with one chunk's share."""
     key = Key(request.id, HOLDER.public, chunk, 0)
     return zaps.build_request(sender, key, amount_msat, relays=RELAYS, lnurl=None, created_at=9)

@@ -95,7 +95,8 @@ async def test_a_wallet_whose_kind_has_no_bond_holder_reaches_one_that_refuses(i
         holder.release(keys),
         holder.case(""),
         holder.claim(keys, ""),
-        holder.claim_fee(keys),
+        holder.collect(keys),
+        holder.book_shares(None),
         holder.treasury(""),
         holder.share_msat("", keys.public, 0, 0),
     ):

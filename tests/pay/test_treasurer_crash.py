@@ -43,6 +43,7 @@ def trade(path, nodes, bills):
         request = bm.zap(chunk)
         invoice = await treasurer.shares.quote(request.to_json(), bm.SHARE_MSAT)
         simnet.pay(nodes["customer"], invoice.bolt11, 0)
+        treasurer.book_shares(bm.statement(chunk))
 
     until_s = START_S + 10_000
     treasurer.lock(nodes["provider"], PROVIDER.public, "lock", 50_000, until_s)
@@ -56,9 +57,10 @@ def trade(path, nodes, bills):
     passed = bm.verdict_of(task="stage.0", provider=OTHER.public)
     good = treasurer.present(bm.certificate(passed), bm.REQUEST)
     bad = treasurer.present(bm.certificate(bm.failed()), bm.REQUEST)
-    treasurer.claim(VERIFIERS[0].public, good.case, bills["verifier"])
-    treasurer.claim(CUSTOMER.public, bad.case, bills["customer"])
-    treasurer.claim_fee(bm.ORACLES[0].public, bills["oracle"])
+    for payee, case, bill in ((VERIFIERS[0], good, "verifier"), (CUSTOMER, bad, "customer")):
+        treasurer.claim(payee.public, case.case)
+        treasurer.pay_out(payee.public, bills[bill])
+    treasurer.pay_out(bm.ORACLES[0].public, bills["oracle"])
     now_s += 1_000
     treasurer.sweep()
     book, state = simnet.book, simnet.state
@@ -66,7 +68,7 @@ def trade(path, nodes, bills):
     assert sum(state.balances.values()) == state.issued_msat
     balances = {name: state.balances[node] for name, node in nodes.items()}
     simnet.close()
-    return balances, {d.bond.provider: d.bond.state for d in book.deposits.values()}, book.pool_msat
+    return balances, {d.bond.provider: d.bond.state for d in book.deposits.values()}, book.treasury.pool_msat
 
 
 def writes_of(path, nodes, bills):

@@ -21,12 +21,13 @@ steps = st.lists(
     st.one_of(
         st.tuples(st.just("lock"), tasks, st.integers(1, 20_000)),
         st.tuples(st.just("raise"), tasks, st.integers(0, 5_000)),
-        st.tuples(st.just("state"), tasks),
+        st.tuples(st.just("bond"), tasks),
         st.tuples(st.just("release"), tasks),
         st.tuples(st.just("share"), chunks, st.sampled_from([1, bm.SHARE_MSAT, 5 * bm.SHARE_MSAT])),
         st.tuples(st.just("present"), tasks, chunks, st.sampled_from(["pass", "fail", "withheld", "unsure"])),
         st.tuples(st.just("claim"), st.integers(0, 5), st.sampled_from(range(len(PAYEES)))),
-        st.tuples(st.just("fee"), st.sampled_from(range(3)), st.integers(1, 500)),
+        st.tuples(st.just("payout"), st.sampled_from(range(len(PAYEES))), st.integers(1, 1_500)),
+        st.tuples(st.just("state"), chunks, st.sampled_from([1, bm.SHARE_MSAT])),
         st.tuples(st.just("wait"), st.integers(1, 400)),
         st.tuples(st.just("restart")),
     ),
@@ -48,12 +49,14 @@ class Walk:
             case "raise", (task, amount_msat):
                 key = f"raise {next(self.count)}"
                 treasurer.top_up(node, STAKERS[task].public, key, amount_msat, world.until_s + 50)
-            case "state", (task,):
+            case "bond", (task,):
                 treasurer.statement(STAKERS[task].public)
             case "release", (task,):
                 treasurer.release(node, STAKERS[task].public)
             case "share", (chunk, amount_msat):
                 asyncio.run(world.share(chunk, amount_msat=amount_msat))
+            case "state", (chunk, amount_msat):
+                world.treasurer.book_shares(bm.statement(chunk, amount_msat, amount_msat))
             case "present", (task, chunk, outcome):
                 culprit = STAKERS[task].public if outcome == "fail" else ""
                 provider = STAKERS[task].public
@@ -61,13 +64,15 @@ class Walk:
                 world.present(bm.verdict_of(**changes))
             case "claim", (number, payee):
                 case = sorted(world.simnet.book.cases)[number % max(1, len(world.simnet.book.cases))]
-                due_msat = treasurer.due_msat(case, PAYEES[payee].public)
-                before_msat = world.balance("payee")
-                assert world.claim(PAYEES[payee], case, due_msat or 1).is_paid
-                assert world.balance("payee") == before_msat + due_msat
+                due_msat = treasurer.case_due_msat(case, PAYEES[payee].public)
+                assert treasurer.claim(PAYEES[payee].public, case) >= due_msat
                 self.paid[case, payee] += bool(due_msat)
-            case "fee", (oracle, amount_msat):
-                world.treasurer.claim_fee(bm.ORACLES[oracle].public, world.invoice(amount_msat))
+            case "payout", (payee, amount_msat):
+                key, before_msat = PAYEES[payee], world.balance("payee")
+                due_msat = treasurer.due_msat(key.public)
+                assert world.payout(key, amount_msat).state == "paid"
+                assert world.balance("payee") == before_msat + amount_msat
+                assert treasurer.due_msat(key.public) == due_msat - amount_msat
             case "wait", (seconds,):
                 world.clock.now_s += seconds
                 treasurer.sweep()

@@ -5,10 +5,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewire.plan.migration import LEAST_SAVED_S, QUICKER, Ahead, Here, expected
+from nodewire.plan.migration import LEAST_SAVED_S, QUICKER, CurrentRing, RemainingWork, expected
 
-HERE = Here(turn_us=100_000, chunk_msat=1_000, step_s=0.5, best_s=0.1, started_s=1.0)
-AHEAD = Ahead(positions=128, left=640, chunk=64)
+HERE = CurrentRing(turn_us=100_000, chunk_msat=1_000, step_s=0.5, best_s=0.1, started_s=1.0)
+AHEAD = RemainingWork(positions=128, left=640, chunk=64)
 
 
 def test_a_ring_that_has_become_slow_is_left_for_one_as_it_was():
@@ -42,8 +42,8 @@ def test_a_dearer_ring_costs_what_it_is_dearer():
     st.integers(1, 10**6), st.integers(0, 10**6),
 )  # fmt: skip
 def test_what_is_expected_is_worth_it(step_s, best_s, here_us, there_us, positions, left):
-    here = Here(here_us, 1_000, max(step_s, best_s), best_s, 1.0)
-    move = expected(here, there_us, 2_000, Ahead(positions, left, 64))
+    here = CurrentRing(here_us, 1_000, max(step_s, best_s), best_s, 1.0)
+    move = expected(here, there_us, 2_000, RemainingWork(positions, left, 64))
     if move is not None:
         assert move.saved_s >= LEAST_SAVED_S
         assert here.step_s >= QUICKER * move.step_s

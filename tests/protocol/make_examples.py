@@ -14,26 +14,29 @@ from typing import Any
 
 from nodewire.nostr.event import Event, sign
 from nodewire.nostr.keys import Keys
-from nodewire.nostr.nips import nip44
+from nodewire.nostr.nips import nip44, nip61
+from nodewire.pay.ecash.proofs import Lock, Proof
+from nodewire.pay.nutzaps import authorship
 from nodewire.protocol import kinds
 from nodewire.protocol.committee.commitment import ChunkRoot
 from nodewire.protocol.encoding import canonical
 from nodewire.protocol.job import feedback, result
 from nodewire.protocol.job import request as job
 from nodewire.protocol.job.chunk_close import Close
-from nodewire.protocol.job.feedback import Due, Why
+from nodewire.protocol.job.feedback import Due, ErrorDetail
 from nodewire.protocol.job.result import ResultDetails
-from nodewire.protocol.market import ad_profile, bond, relay_ad
+from nodewire.protocol.job.share_statement import ShareStatement
+from nodewire.protocol.market import ad_profile, bond, splice_ad
 from nodewire.protocol.market.ad import Ad, ManifestOffer, TaskOffer
 from nodewire.protocol.market.ad_profile import PublishedFit, PublishedProfile, PublishedRate, PublishedTask
-from nodewire.protocol.market.relay_ad import Splice
+from nodewire.protocol.market.splice_ad import Splice
 from nodewire.protocol.market.static_swarm import RollCall, Swarm, SwarmNode
 from nodewire.protocol.model.manifest import BlobRef
 from nodewire.protocol.tensors import mxint8
 from nodewire.protocol.tensors.frame import MXINT8, Array, Frame
 from nodewire.protocol.verification import complaint
 from nodewire.protocol.verification import sample as verification
-from nodewire.protocol.verification.sample import JobSamples, Report, Sample
+from nodewire.protocol.verification.sample import JobSamples, Sample
 from nodewire.training.protocol import audit, outer_step, round_close, trainer_ad
 from nodewire.training.protocol import result as delivery
 from nodewire.training.protocol import round as rounds
@@ -80,8 +83,19 @@ def text() -> str:
 
 
 def vectors() -> dict[str, Any]:
-    told = {**_generation(), **_verification(), **_reach(), **_training()}
+    told = {"shares": _shares(), **_generation(), **_verification(), **_reach(), **_training()}
     return {name: one.as_dict() if isinstance(one, Event) else one for name, one in told.items()}
+
+
+def _shares() -> dict[str, Any]:
+    said = ShareStatement.sign(CUSTOMER, request=REQUEST, holder=HOLDER.public, chunk=4, shares=(3, 3, 4)).document()
+    unsigned = {name: value for name, value in said.items() if name != "sig"}
+    encoded = canonical.encode(unsigned)
+    return {
+        "document": said,
+        "signed_bytes": encoded.hex(),
+        "hash": canonical.tagged_hash(ShareStatement.TAG, encoded).hex(),
+    }
 
 
 def _generation() -> Mapping[str, Any]:
@@ -95,7 +109,7 @@ def _generation() -> Mapping[str, Any]:
     close = Close.sign(DRIVER, request=REQUEST, attempt=0, chunk=0, units=1, end=False)
     due = Due(chunk=0, attempt=0, units=1, amount_msat=29, root=digest("claim"), close=close)
     roots = [ChunkRoot(request=REQUEST, task="driver", chunk=n, attempt=0, root=digest(f"root {n}")) for n in (0, 1)]
-    refused = Why(field="max_tokens", reason="above the manifest's context")
+    refused = ErrorDetail(field="max_tokens", reason="above the manifest's context")
     said = ResultDetails(frames=65, compute_us=(900, 61_000))
     of = (DRIVER, REQUEST, CUSTOMER.public)
     return {
@@ -110,10 +124,35 @@ def _generation() -> Mapping[str, Any]:
         "error_said": refused.document(),
         "result": result.build(*of, roots, _sealed(DRIVER, said.to_json()), created_at=AT_S),
         "result_said": said.document(),
+        **_nutzap(),
         "swarm": _swarm(),
         "mxint8": _mxint8(),
         "measured": _measured(),
     }
+
+
+def _nutzap() -> dict[str, Any]:
+    mint, lock, salt = "https://mint.example", keys("lock"), digest("nutzap salt")
+    taken = nip61.build_info(DRIVER, relays=[RELAY], mints=[(mint, "sat")], pubkey=lock.public, created_at=AT_S)
+    one = Lock((lock.public,), is_sig_all=False)
+    secrets = [one.secret(authorship.nonce(CUSTOMER.public, salt, number)) for number in range(2)]
+    dleq = (digest("e"), digest("s"), digest("r"))
+    proofs = [
+        Proof(amount, "00d0a1b24d1c1a53", secret, f"02{digest('C')}", dleq)
+        for amount, secret in zip((1, 4), secrets, strict=True)
+    ]
+    made = nip61.build(
+        CUSTOMER,
+        nip61.parse_info(taken),
+        mint,
+        [json.dumps(proof.as_dict(), separators=(",", ":")) for proof in proofs],
+        created_at=AT_S + 1,
+        event=REQUEST,
+        others=[["chunk", "0"], ["attempt", "0"], ["salt", salt]],
+    )
+    preimage = authorship.preimage(secrets)
+    paid = {"preimage": preimage, "payment_hash": authorship.payment_hash(nip61.parse(made))}
+    return {"nutzap_info": taken, "nutzap": made, "nutzap_payment": paid}
 
 
 def _swarm() -> dict[str, Any]:
@@ -151,7 +190,6 @@ def _verification() -> Mapping[str, Any]:
     at = {"provider": STAGE.public, "request": REQUEST, "task": "stage.0", "chunk": 2, "attempt": 0}
     sample = Sample(**at, root=digest("root stage"), verifiers=(VERIFIER.public,))
     sampled = JobSamples(committee=COMMITTEE, epoch=7, certificate=digest("body"), request=REQUEST, samples=(sample,))
-    report = Report(**at, committee=COMMITTEE, drawn=7, outcome="computed", root=digest("root verifier"), epoch=9)
     claim = feedback.build(
         *(STAGE, REQUEST, CUSTOMER.public, "payment-required"),
         created_at=AT_S,
@@ -161,7 +199,6 @@ def _verification() -> Mapping[str, Any]:
     nonce = bytes(range(16))
     return {
         "sampled": verification.build(ORACLE, sampled, created_at=AT_S),
-        "report": verification.build_report(VERIFIER, report, created_at=AT_S + 5),
         "sample_key": sample.key,
         "complaint": complaint.build(CUSTOMER, COMMITTEE, claim, created_at=AT_S + 40),
         "complaint_case": complaint.case_key(STAGE.public, REQUEST, claim.id),
@@ -188,8 +225,8 @@ def _reach() -> Mapping[str, Any]:
         expires_s=AT_S + 30,
     )
     return {
-        "splice": relay_ad.build(RELAYED, ad, created_at=AT_S),
-        "splice_request": relay_ad.request(
+        "splice": splice_ad.build(RELAYED, ad, created_at=AT_S),
+        "splice_request": splice_ad.request(
             STAGE, RELAYED.public, salt=digest("salt")[:16], now_s=AT_S, room=digest("room")
         ),
         "offer": offer.document(),

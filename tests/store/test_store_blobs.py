@@ -46,6 +46,18 @@ async def strange():
         await runner.cleanup()
 
 
+async def test_a_file_is_uploaded_from_where_it_lies_and_not_copied(server, tmp_path):
+    source = tmp_path / "weights"
+    source.write_bytes(BODY)
+    async with Blobs([server], tmp_path / "a", KEYS) as mine, Blobs([server], tmp_path / "b") as theirs:
+        assert await mine.upload(source) == REF
+        assert not mine.path(REF.sha256).exists()
+        assert (await theirs.get(REF)).read_bytes() == BODY
+    async with Blobs([server], tmp_path / "a", KEYS, max_bytes=len(BODY) - 1) as small:
+        with pytest.raises(TooLarge):
+            await small.upload(source)
+
+
 async def test_what_one_node_puts_another_gets(server, tmp_path):
     source = tmp_path / "weights"
     source.write_bytes(BODY)

@@ -105,12 +105,15 @@ class Customer:
         return load(plain)
 
     async def buy(self, provider: str, tags: list[list[str]], **how: Any) -> tuple[Event, Event]:
-        """A round with everything paid: the request and its result."""
+        """A round with everything paid, by invoices or by what was paid ahead: the request and its result."""
         request = await self.ask(provider, tags, **how)
-        await self.pay(await self.answer(request, "payment-required", "error"))
+        asked = await self.answer(request, "payment-required", "processing", "error")
+        if status(asked) != "processing":
+            await self.pay(asked)
         result = await self.answer(request, "result", "error")
         assert status(result) == "result", result.tags
-        await self.pay(result)
+        if len(next(tag for tag in result.tags if tag[0] == "amount")) > 2:
+            await self.pay(result)
         return request, result
 
 

@@ -107,8 +107,9 @@ class Local:
 class Market:
     """Where everybody meets."""
 
-    def __init__(self, folder: Path, relay_url: str, blossom: str, simnet: str) -> None:
+    def __init__(self, folder: Path, relay_url: str, blossom: str, simnet: str, unit_msat: int) -> None:
         self.folder, self.relay, self.blossom, self.simnet = folder, relay_url, blossom, simnet
+        self.unit_msat = unit_msat
         self.ports: dict[str, int] = {}
         """Of providers' endpoints: one that is restarted has the address that its ad says."""
         self.transcript: Transcript
@@ -145,12 +146,14 @@ class Market:
 
 
 @asynccontextmanager
-async def opened(folder: Path) -> AsyncIterator[Market]:
+async def opened(folder: Path, unit_msat: int = 1) -> AsyncIterator[Market]:
+    """Wallets take whole multiples of `unit_msat`."""
     config = relay.Config(port=0, db=folder / "relay.db", blobs=folder / "blobs", synchronous="NORMAL")
     async with relay.serve(config) as running:
-        runner, simnet = await http.start(Simnet(folder / "simnet.db", Fees(10, 1_000), 10**9), "127.0.0.1", 0)
+        network = Simnet(folder / "simnet.db", Fees(10, 1_000), 10**9, unit_msat=unit_msat)
+        runner, simnet = await http.start(network, "127.0.0.1", 0)
         try:
-            yield Market(folder, running.url, running.http_url, simnet)
+            yield Market(folder, running.url, running.http_url, simnet, unit_msat)
         finally:
             await runner.cleanup()
 
@@ -177,7 +180,8 @@ async def provider(
     async with AsyncExitStack() as stack:
         node = await _node(stack, market, folder, patience_s)
         till = await _till(stack, market, name, node)
-        ad = trainer(name, **{"lnurl": await _pay_url(stack, market, name, till, node.keys), **changes})
+        url = await _pay_url(stack, market, name, till, node.keys)
+        ad = trainer(name, **{"lnurl": url, "unit_msat": market.unit_msat, **changes})
         kept = KeptShards(folder / "shards.db")
         stack.callback(kept.close)
         kinds = {8840: FEDAVG, 8841: DILOCO, 8842: OUTER}

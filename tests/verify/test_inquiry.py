@@ -133,31 +133,69 @@ async def test_what_took_too_long_is_said(record, monkeypatch, slow, error, fiel
     assert "0.2 s" in raised.value.reason
 
 
-async def test_what_took_too_long_once_keeps_no_worker_busy_again_in_less_time(record, monkeypatch):
-    computed, stuck = [], True
+class Bench:
+    """An inquiry of a machine that is stuck at one step, as long as `stuck_at` names it."""
 
-    async def recompute(inputs, **given):
-        computed.append(inputs.size)
-        if stuck:
+    def __init__(self, record, monkeypatch):
+        self.computed, self.stuck_at, self.now_s = [], "", 1_000.0
+        monkeypatch.setattr(module, "recompute", self._recompute)
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+        kinds = {MANIFEST.kind: SimpleNamespace()}
+        self._inquiry = Inquiry(record, record, Draws(record.request), None, kinds, self._loaded)
+
+    async def compute(self, size, *, within_s, task=TASKS[1]):
+        inputs = SimpleNamespace(manifest=MANIFEST, digest="d", sample=SimpleNamespace(task=task), size=size)
+        await self._inquiry.recompute(inputs, within_s=within_s)
+
+    async def _recompute(self, inputs, **given):
+        self.computed.append(inputs.size)
+        if self.stuck_at == "computing":
             await asyncio.Event().wait()
         return ComputedLeaves(())
 
-    async def loaded(kind, manifest, task):
+    async def _loaded(self, kind, manifest, task):
+        if self.stuck_at == "loading":
+            await asyncio.Event().wait()
         return None, task
 
-    def inputs(size, task=TASKS[1]):
-        return SimpleNamespace(manifest=MANIFEST, digest="d", sample=SimpleNamespace(task=task), size=size)
 
-    monkeypatch.setattr(module, "recompute", recompute)
-    inquiry = Inquiry(record, record, Draws(record.request), None, {MANIFEST.kind: SimpleNamespace()}, loaded)
+async def test_what_took_too_long_just_before_keeps_no_worker_busy_again_in_less_time(record, monkeypatch):
+    bench = Bench(record, monkeypatch)
+    bench.stuck_at = "computing"
     with pytest.raises(Overloaded, match="not done in the 0"):
-        await inquiry.recompute(inputs(100), within_s=0.2)
-    stuck = False
+        await bench.compute(100, within_s=0.2)
+    bench.stuck_at = ""
     for size, within_s in ((100, 0.1), (200, 0.2)):
         with pytest.raises(Overloaded, match="100 bytes took more than"):
-            await inquiry.recompute(inputs(size), within_s=within_s)
-    assert computed == [100]
-    await inquiry.recompute(inputs(200, TASKS[2]), within_s=0.2)  # another task
-    await inquiry.recompute(inputs(99), within_s=0.2)  # a smaller one; now it is fast, and nothing is held against it
-    await inquiry.recompute(inputs(100), within_s=0.1)
-    assert computed == [100, 200, 99, 100]
+            await bench.compute(size, within_s=within_s)
+    assert bench.computed == [100]
+    await bench.compute(200, within_s=0.2, task=TASKS[2])  # another task
+    await bench.compute(99, within_s=0.2)  # a smaller one; now it is fast, and nothing is held against it
+    await bench.compute(100, within_s=0.1)
+    assert bench.computed == [100, 200, 99, 100]
+
+
+@pytest.mark.parametrize("step", ["loading", "computing"])
+async def test_a_machine_that_was_busy_once_is_not_blind_to_a_task_for_ever(record, monkeypatch, step):
+    """Of strangers' samples no more than an epoch is ever left: what took one was refused until the oracle's end."""
+    bench = Bench(record, monkeypatch)
+    bench.stuck_at = step
+    with pytest.raises(Overloaded, match=step):
+        await bench.compute(100, within_s=0.2)
+    bench.stuck_at, tried = "", len(bench.computed)
+    bench.now_s += 0.7
+    with pytest.raises(Overloaded, match="100 bytes took more than"):
+        await bench.compute(100, within_s=0.2)
+    bench.now_s += 0.2
+    await bench.compute(100, within_s=0.2)
+    assert bench.computed[tried:] == [100]
+
+
+async def test_a_task_that_always_takes_too_long_has_a_fifth_of_a_workers_time(record, monkeypatch):
+    bench = Bench(record, monkeypatch)
+    bench.stuck_at = "computing"
+    for _ in range(100):
+        with pytest.raises(Overloaded):
+            await bench.compute(100, within_s=0.01)
+        bench.now_s += 0.01  # the time that a trial takes, or that goes by before the next is asked
+    assert 15 <= len(bench.computed) <= 25

@@ -12,9 +12,9 @@ from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
 from nodewire.protocol.encoding.address import SpliceAddress
 from nodewire.wire import LinkPolicy, Node
-from nodewire.wire.nat.relay_client import message
-from nodewire.wire.nat.relay_server import Splicer
 from nodewire.wire.nat.rendezvous import Reach
+from nodewire.wire.nat.splice_client import message
+from nodewire.wire.nat.splice_server import Splicer
 
 
 @dataclass

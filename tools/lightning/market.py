@@ -26,7 +26,7 @@ from typing import Any
 import aiohttp
 import nostr_sdk
 
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.llm.tokens.sampling_params import Sampling
 from nodewire.nostr.nips.nip01 import Filter
 from nodewire.pay.accounts.zaps import read_receipt
@@ -207,7 +207,7 @@ class Trial:
 
     def _is_as_alone(self) -> bool:
         """Whether one process that has the whole model says the same tokens; an end's may be left out."""
-        whole = Whole(self.model.folder, context=512, dtype="float32", threads=1)
+        whole = LocalDecoder(self.model.folder, context=512, dtype="float32", threads=1)
         same, sampling = True, Sampling(TOKENS)
         for prompt, ids in self.bought:
             alone = [*whole.tokens(whole.tokenizer.encode(prompt), sampling)]

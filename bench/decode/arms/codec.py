@@ -26,7 +26,7 @@ from torch import Tensor
 from nodewire.kind import Limits
 from nodewire.llm import entry
 from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.protocol.encoding.byte_sizes import parse_size
 from nodewire.protocol.tensors.frame import MXINT8, Frame, bytes_of
 from nodewire.worker.process.edge_codec import in_blocks, of_blocks
@@ -66,7 +66,7 @@ def row_bytes(codec: str, width: int) -> int:
 
 def prefilled(*, quick: bool) -> dict[str, Any]:
     """By codec: bytes of a position on an edge, and the perplexity of Python's library."""
-    whole = Whole(DECODER, dtype=DECODER_DTYPE, threads=1)
+    whole = LocalDecoder(DECODER, dtype=DECODER_DTYPE, threads=1)
     texts = _texts(whole, QUICK_TEXTS if quick else TEXTS, QUICK_WINDOW if quick else WINDOW)
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="nodewire-decode-") as folder:
@@ -95,7 +95,7 @@ def _paths(blobs: Any, task: Any) -> list[Path]:
     return [blobs[weight.sha256] for weight in task.weights]
 
 
-def _texts(whole: Whole, count: int, window: int) -> list[list[int]]:
+def _texts(whole: LocalDecoder, count: int, window: int) -> list[list[int]]:
     texts = []
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         ids = whole.tokenizer.encode(path.read_text())[:window]
@@ -107,7 +107,7 @@ def _texts(whole: Whole, count: int, window: int) -> list[list[int]]:
 
 
 def _perplexity(
-    whole: Whole, ring: Any, texts: list[list[int]], prompt: Narrowed, answer: Narrowed, first: int = 0
+    whole: LocalDecoder, ring: Any, texts: list[list[int]], prompt: Narrowed, answer: Narrowed, first: int = 0
 ) -> float:
     """Of texts whose halves travel so, from position `first` on."""
     losses = []
@@ -118,7 +118,7 @@ def _perplexity(
 
 
 @torch.inference_mode()
-def _losses(whole: Whole, ring: Any, ids: list[int], narrowed: Sequence[Narrowed]) -> list[float]:
+def _losses(whole: LocalDecoder, ring: Any, ids: list[int], narrowed: Sequence[Narrowed]) -> list[float]:
     """Nats, of each token after the first; `narrowed` says how each position travels."""
     for _, stage in ring:
         stage.open("text", {})

@@ -27,10 +27,10 @@ from bench.tasks.tiny_decoders import FAMILIES, make_family
 from nodewire.errors import NodewireError
 from nodewire.kind import Actor, Limits
 from nodewire.llm import entry
-from nodewire.llm.checkpoint.loader import filler, open_weights
+from nodewire.llm.checkpoint.loader import open_weights
 from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
 from nodewire.llm.driver import Driver
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.llm.programs.programs import DriverProgram
 from nodewire.llm.stage import Stage
 from nodewire.llm.tokens.tokenizer import Tokenizer
@@ -115,7 +115,7 @@ class Ring:
 
     def _driver(self, program: DriverProgram, weights: Sequence[Path]) -> Driver:
         *ends, text = weights
-        fill = open_weights(ends[0], program.tensors) if ends else filler({})
+        fill = open_weights(ends, program.tensors)
         tokenizer = Tokenizer(text.read_bytes())
         return Driver(program, fill, tokenizer, torch.device("cpu"), lambda sampler: [self._drafter()])
 
@@ -264,7 +264,7 @@ def _ring(directory: Path, out: Path, chance: Random, *, lend: bool) -> Ring:
 def _references(directory: Path, name: str, count: int, chance: Random) -> tuple[list[Reference], float]:
     """What transformers says of some prompts; and how far our logits after them are from its."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
-    whole = Whole(directory, dtype="float32")
+    whole = LocalDecoder(directory, dtype="float32")
     references, difference = [], 0.0
     for number in range(count):
         if name == DEMO:

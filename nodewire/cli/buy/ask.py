@@ -392,15 +392,15 @@ def _steps(
 ) -> Callable[[Callable[[str], None]], Iterator[tuple[int, str]]]:
     """What makes the steps of a generation here: by the plain loop, or as a ring's driver, with guesses."""
     if engine.draft is None and params.get("lookahead", 1) == 1:
-        from nodewire.llm.local.reference import Whole
+        from nodewire.llm.local.reference import LocalDecoder
         from nodewire.llm.tokens.sampling_params import parse_params
 
-        whole = Whole(folder, alone=True, dtype=engine.dtype, threads=engine.threads)
+        whole = LocalDecoder(folder, alone=True, dtype=engine.dtype, threads=engine.threads)
         sampling = parse_params(params, whole.positions)
         return lambda told: whole.steps(prompt, sampling, told)
-    from nodewire.llm.local.speculative import Alone
+    from nodewire.llm.local.speculative import LocalSpeculation
 
-    alone = Alone(folder, draft=engine.draft, dtype=engine.dtype, threads=engine.threads)
+    alone = LocalSpeculation(folder, draft=engine.draft, dtype=engine.dtype, threads=engine.threads)
     return lambda told: alone.steps(prompt, {"lookahead": _LOOKAHEAD, **params}, told)
 
 

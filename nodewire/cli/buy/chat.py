@@ -28,7 +28,7 @@ from nodewire.config import CustomerConfig, parse_msat
 from nodewire.errors import NodewireError
 
 if TYPE_CHECKING:
-    from nodewire.cli.buy.conversation import Answer, Beside, Talk
+    from nodewire.cli.buy.conversation import Answer, LoopThread, Talk
     from nodewire.swarm.member import SwarmCustomer
 
 _HELP = """\
@@ -69,7 +69,7 @@ def chat(
     json: Annotated[bool, typer.Option("--json", help="Read a message from every line; print JSON lines.")] = False,
 ) -> None:
     """Talk with a model on strangers' machines, on a swarm's, or here."""
-    from nodewire.cli.buy.conversation import Beside, Conversation
+    from nodewire.cli.buy.conversation import Conversation, LoopThread
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts behind itself ignores it
     whom = {"driver": driver, "trusted": trusted, "ends": ends, "exclude": exclude, "region": region}
@@ -92,7 +92,7 @@ def chat(
         params["stop"] = stop
     if resplit:
         params["resplit_msat"] = parse_msat(resplit)
-    beside, stack = Beside(), AsyncExitStack()
+    beside, stack = LoopThread(), AsyncExitStack()
     face = _InJson() if json else _OnTerminal()
     try:
         if customer is not None:
@@ -249,7 +249,7 @@ def _figures(answer: Answer) -> str:
     return f"{answer.tokens} tokens · {answer.tokens_per_s:.1f} tokens/s{cost}"
 
 
-def _talk(beside: Beside, talk: Talk, face: _InJson | _OnTerminal) -> None:
+def _talk(beside: LoopThread, talk: Talk, face: _InJson | _OnTerminal) -> None:
     face.welcome(talk)
     commands: dict[str, Callable[[str], None]] = {
         "/help": lambda _: face.says(_HELP + (": what came is paid, the rest is not bought." if talk.is_paid else ".")),
@@ -282,9 +282,10 @@ def _clear(talk: Talk, face: _InJson | _OnTerminal) -> None:
 
 
 def _save(talk: Talk, face: _InJson | _OnTerminal, file: str) -> None:
+    file = file or "chat.json"
     try:
-        Path(file or "chat.json").write_bytes(orjson.dumps(talk.messages, option=orjson.OPT_INDENT_2))
+        Path(file).write_bytes(orjson.dumps(talk.messages, option=orjson.OPT_INDENT_2))
     except OSError as error:
-        face.says(f"{file}: {error.strerror}")
+        face.says(f"{file}: {error.strerror}; `/save FILE` names another file")
         return
-    face.says(f"written to {file or 'chat.json'}")
+    face.says(f"written to {file}")

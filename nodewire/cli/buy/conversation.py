@@ -243,7 +243,7 @@ class Conversation(Talk):
         return rows
 
 
-class Beside:
+class LoopThread:
     """An event loop in a thread beside: the market goes on while a terminal waits for its user."""
 
     def __init__(self) -> None:

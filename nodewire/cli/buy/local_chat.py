@@ -17,7 +17,7 @@ from nodewire.customer.tokens.token_chunk import Piece
 from nodewire.errors import BadInput
 
 if TYPE_CHECKING:
-    from nodewire.llm.local.reference import Whole
+    from nodewire.llm.local.reference import LocalDecoder
     from nodewire.llm.tokens.sampling_params import Sampling
 
 
@@ -28,7 +28,7 @@ class TalkHere(Talk):
     What a turn has in common with the one before is not computed again.
     """
 
-    whole: Whole
+    whole: LocalDecoder
     thread: ThreadPoolExecutor
 
     @classmethod
@@ -43,7 +43,7 @@ class TalkHere(Talk):
     ) -> Self:
         """`template` is a file, if there is one.
 
-        Raises BadInput: the model's folder has no template either, or what Whole and parse_params raise.
+        Raises BadInput: the model's folder has no template either, or what LocalDecoder and parse_params raise.
         """
         known = template_for(template, chat_template(folder))
         thread = stack.enter_context(ThreadPoolExecutor(1, "model"))
@@ -91,15 +91,15 @@ class TalkHere(Talk):
         raise BadInput("/ring", "there is none: the model runs here")
 
 
-def _load(folder: Path, threads: int, params: Mapping[str, Any]) -> Whole:
-    from nodewire.llm.local.reference import Whole
+def _load(folder: Path, threads: int, params: Mapping[str, Any]) -> LocalDecoder:
+    from nodewire.llm.local.reference import LocalDecoder
 
-    whole = Whole(folder, threads=threads, alone=True)
+    whole = LocalDecoder(folder, threads=threads, alone=True)
     _sampling(whole, params)
     return whole
 
 
-def _sampling(whole: Whole, params: Mapping[str, Any]) -> Sampling:
+def _sampling(whole: LocalDecoder, params: Mapping[str, Any]) -> Sampling:
     from nodewire.llm.tokens.sampling_params import parse_params
 
     return parse_params(params, whole.positions)

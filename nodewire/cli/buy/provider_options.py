@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from nodewire.config import CustomerConfig, Whom
+from nodewire.config import CustomerConfig, ProviderChoice
 from nodewire.errors import BadInput
 from nodewire.protocol.encoding.validation_errors import in_words
 
@@ -23,19 +23,20 @@ Driver = Annotated[
     ),
 ]
 Trusted = Annotated[
-    list[str] | None, typer.Option(help="Buy only from these people." + _PEOPLE, rich_help_panel=_PANEL, metavar="WHO")
+    list[str] | None,
+    typer.Option(help="Buy only from these people." + _PEOPLE, rich_help_panel=_PANEL, metavar="PERSON"),
 ]
 Ends = Annotated[
     list[str] | None,
     typer.Option(
         help="Buy the driver and the first and last layers only from these people." + _PEOPLE,
         rich_help_panel=_PANEL,
-        metavar="WHO",
+        metavar="PERSON",
     ),
 ]
 Exclude = Annotated[
     list[str] | None,
-    typer.Option(help="Buy nothing from these people." + _PEOPLE, rich_help_panel=_PANEL, metavar="WHO"),
+    typer.Option(help="Buy nothing from these people." + _PEOPLE, rich_help_panel=_PANEL, metavar="PERSON"),
 ]
 Region = Annotated[
     list[str] | None,
@@ -51,7 +52,7 @@ _OPTIONS = {
     "excluded": "--exclude",
     "regions": "--region",
 }
-"""By the fields of `Whom`."""
+"""By the fields of `ProviderChoice`."""
 
 
 def from_whom(
@@ -68,7 +69,7 @@ def from_whom(
     if not said:
         return config
     try:
-        whom = Whom.model_validate({**config.whom.model_dump(), **said})
+        whom = ProviderChoice.model_validate({**config.whom.model_dump(), **said})
     except ValidationError as error:
         first = error.errors()[0]
         raise BadInput(_OPTIONS[str(first["loc"][0])], in_words(first)) from error

@@ -40,13 +40,14 @@ def model_folder(folder: Path) -> Path:
     """`folder`, before any library that reads it is loaded, which takes seconds. Raises NotFound."""
     check_model(folder, "--local")
     if folder.is_dir() and not (folder / "config.json").is_file():
-        raise NotFound("--local", f"{folder} holds no config.json; it takes the folder of a Hugging Face model")
+        layout = "is in Meta's layout, which `register` alone reads" if (folder / "params.json").is_file() else ""
+        raise NotFound("--local", f"{folder} {layout or 'holds no config.json'}; name a Hugging Face model's folder")
     return folder
 
 
 def encoder_folder(folder: Path) -> Path:
     """As `model_folder`, of a model that embeds text. Raises BadInput: it is a file of one that generates it."""
-    if gguf.is_one(folder):
+    if gguf.is_gguf(folder):
         raise BadInput("--local", f"{folder} is a GGUF file, whose model generates text; name an encoder's folder")
     return model_folder(folder)
 
@@ -56,7 +57,7 @@ def check_model(path: Path, field: str = "") -> None:
 
     The path is neither a folder nor a GGUF file, or a shard of one is missing.
     """
-    if gguf.is_one(path):
+    if gguf.is_gguf(path):
         gguf.files_of(path)
         return
     said = ""
@@ -70,4 +71,4 @@ def check_model(path: Path, field: str = "") -> None:
 
 def model_name(path: Path) -> str:
     """What a model is called that lies in a folder or a file."""
-    return gguf.name_of(path) if gguf.is_one(path) else path.resolve().name
+    return gguf.name_of(path) if gguf.is_gguf(path) else path.resolve().name

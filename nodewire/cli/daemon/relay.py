@@ -19,7 +19,7 @@ def relay(
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="TOML file (docs/reference/configuration.md).")
     ] = None,
-    host: Annotated[str | None, typer.Option(help="The address to listen on; 127.0.0.1.")] = None,
+    host: Annotated[str | None, typer.Option(help="The address to listen on (default: 127.0.0.1).")] = None,
     port: Annotated[
         int | None, typer.Option(help="The port to listen on; 7777. 0 picks a free one.", min=0, max=65_535)
     ] = None,

@@ -24,7 +24,7 @@ from nodewire.protocol.encoding.byte_sizes import parse_size
 from nodewire.protocol.encoding.validation_errors import in_words
 
 if TYPE_CHECKING:
-    from nodewire.wire.nat.relay_server import SpliceTotals
+    from nodewire.wire.nat.splice_server import SpliceTotals
 
 _EVERY_S = 3_600.0
 _AGAIN_S = 60.0
@@ -53,9 +53,9 @@ def splice(
     from nodewire.metrics.endpoint import MetricsExposition
     from nodewire.nostr.keys import Keys, from_npub
     from nodewire.nostr.pool import Pool
-    from nodewire.protocol.market import relay_ad as splices
-    from nodewire.wire.nat.relay_metrics import SpliceCollector
-    from nodewire.wire.nat.relay_server import Limits, Splicer
+    from nodewire.protocol.market import splice_ad as splices
+    from nodewire.wire.nat.splice_metrics import SpliceCollector
+    from nodewire.wire.nat.splice_server import Limits, Splicer
 
     host, port = host_port.parse(listen, "--listen", least_port=0, error=BadConfig)
     for one in announce or ():
@@ -84,7 +84,7 @@ def splice(
             raise BadConfig("--listen", f"cannot listen at {listen}: {error.strerror}") from error
         at = tuple(announce or (listening,))
         if not announce and host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
-            raise BadConfig("--announce", "where do others reach it? It listens on all addresses of this machine")
+            raise BadConfig("--announce", "missing, and --listen is all addresses: name the host:port that others dial")
         try:
             ad = splices.Splice(name=name, at=at, bytes_per_s=limits.bytes_per_s, most_bytes=limits.most_bytes)
         except ValidationError as error:

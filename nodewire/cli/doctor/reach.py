@@ -19,7 +19,7 @@ from nodewire.config import ProviderConfig
 from nodewire.errors import BadConfig, NodewireError, NotFound
 from nodewire.net import host_port
 from nodewire.net.address_policy import are_private, is_dialled
-from nodewire.protocol.market.relay_ad import LEAST_PORT
+from nodewire.protocol.market.splice_ad import LEAST_PORT
 from nodewire.store.state_lock import is_held
 from nodewire.wire.link.link_manager import LinkPolicy
 

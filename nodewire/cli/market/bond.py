@@ -104,10 +104,12 @@ def claim(
         list[str] | None,
         typer.Argument(help="Ids of verdict certificates (kind 8852) on the role's relays; none: list them."),
     ] = None,
-    fees: Annotated[bool, typer.Option("--fees", help="An oracle's part of the committee's fees.")] = False,
+    fees: Annotated[
+        bool, typer.Option("--fees", help="Pull what is due already, and an oracle's part of the fees.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Present verdicts to the holder, and pull their payouts for the role's key into its wallet.
+    """Present verdicts to the holder, and pull what they give the role's key into its wallet, in whole units.
 
     Without an id: list the verdicts that can be claimed.
     """
@@ -120,10 +122,10 @@ def claim(
 
     async def run() -> list[dict[str, Any]]:
         async with _asking(config) as (keys, holder):
-            done = [await _claim_fees(holder, keys)] if fees else []
+            done = []
             for certificate, request in await _evidence(role, ids):
                 done.append(await _claim(holder, keys, certificate, request))
-            return done
+            return [*done, {"what": "payout", **_paid(await holder.collect(keys))}]
 
     with name_relays(role.relays):
         found = asyncio.run(run())
@@ -141,21 +143,17 @@ def _is_running(role: AnyRole) -> bool:
     return isinstance(role, ProviderConfig) and is_held(role.state)
 
 
-async def _claim_fees(holder: BondHolder, keys: Keys) -> dict[str, Any]:
-    return {"what": "fees", **_paid(await holder.claim_fee(keys))}
-
-
 async def _claim(holder: BondHolder, keys: Keys, certificate: Event, request: Event) -> dict[str, Any]:
     settled = await holder.present(certificate, request)
-    mine = keys.public in settled.due
-    paid = await holder.claim(keys, settled.case) if mine else None
-    return {"what": settled.case, "outcome": settled.outcome, "refused": settled.refused, **_paid(paid)}
+    amount_msat = await holder.claim(keys, settled.case) if keys.public in settled.due else 0
+    said = {"what": settled.case, "outcome": settled.outcome, "refused": settled.refused}
+    return {**said, "amount_msat": amount_msat, "state": "claimed" if amount_msat else "nothing due"}
 
 
 def _paid(paid: ClaimPayment | None) -> dict[str, Any]:
     if paid is None:
         return {"amount_msat": 0, "state": "nothing due", "payment_hash": None}
-    state = "paid" if paid.is_paid else "held"
+    state = "paid" if paid.is_paid else "on its way"
     return {"amount_msat": paid.amount_msat, "state": state, "payment_hash": paid.payment_hash}
 
 

@@ -39,8 +39,12 @@ def add_to(commands: typer.Typer) -> None:
 def models(ctx: typer.Context, config: Annotated[Path | None, _CONFIG] = None, json: Json = False) -> None:
     """List the models on the market: who serves what, at what price; `pin` gives one a name of your own."""
     if ctx.invoked_subcommand is not None:
-        if config is not None:
-            raise BadInput("--config", f"stands behind `{ctx.invoked_subcommand}`: it is an option of that")
+        for option, is_given in (("--config", config is not None), ("--json", json)):
+            if is_given:
+                raise BadInput(
+                    option,
+                    f"belongs behind `{ctx.invoked_subcommand}`: write `models {ctx.invoked_subcommand} {option}`",
+                )
         return
     if config is None:
         raise BadInput("--config", "a role's TOML file says where the market is")

@@ -41,7 +41,7 @@ Config = Annotated[Path, typer.Option("--config", "-c", help="The role's TOML fi
 
 
 def pay(
-    what: Annotated[str, typer.Argument(help="An invoice (lnbc...), a lightning address, an lnurl1... or its URL.")],
+    payee: Annotated[str, typer.Argument(help="An invoice (lnbc...), a lightning address, an lnurl1... or its URL.")],
     config: Config,
     amount: Annotated[str, typer.Argument(help="The amount, such as 500sat; an invoice has its own.")] = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Pay without asking.")] = False,
@@ -56,7 +56,7 @@ def pay(
     if json and not yes:
         raise NotAllowed("pay", "--json does not ask: --yes pays")
     amount_msat = parse_msat(amount) if amount else None
-    done = asyncio.run(_pay(role, what.strip(), amount_msat, _Question(yes)))
+    done = asyncio.run(_pay(role, payee.strip(), amount_msat, _Question(yes)))
     if json:
         print_json(_document(done))
         return
@@ -146,13 +146,13 @@ async def _purse(role: AnyRole) -> AsyncIterator[_WalletAtHand]:
             ledger.close()
 
 
-async def _pay(role: AnyRole, what: str, amount_msat: int | None, question: _Question) -> OwnTransfer:
+async def _pay(role: AnyRole, payee: str, amount_msat: int | None, question: _Question) -> OwnTransfer:
     from nodewire.pay.lightning import invoices
 
     async with _purse(role) as purse:
         _needs(purse.info, "pay")
-        if what.lower().startswith(("lnbc", "lntb", "lnbcrt", "lightning:")):
-            invoice = invoices.decode(what.lower().removeprefix("lightning:"), network=purse.info.network)
+        if payee.lower().startswith(("lnbc", "lntb", "lnbcrt", "lightning:")):
+            invoice = invoices.decode(payee.lower().removeprefix("lightning:"), network=purse.info.network)
             target = f"invoice {invoice.payment_hash}"
             if amount_msat not in (None, invoice.amount_msat):
                 raise BadInput("AMOUNT", f"the invoice is of {invoice.amount_msat} msat: leave the amount out")
@@ -162,26 +162,26 @@ async def _pay(role: AnyRole, what: str, amount_msat: int | None, question: _Que
                 raise NotAllowed("invoice", f"it was paid on {_moment(known.at_s)}: nothing is paid twice")
             question.ask(_said(purse, invoice.amount_msat, invoice.description or f"node {invoice.payee[:16]}"))
         else:
-            target, invoice = await _by_lnurl(role, purse, what, amount_msat, question)
+            target, invoice = await _by_lnurl(role, purse, payee, amount_msat, question)
         return _told(await purse.payer.pay(invoice, target))
 
 
 async def _by_lnurl(
-    role: AnyRole, purse: _WalletAtHand, what: str, amount_msat: int | None, question: _Question
+    role: AnyRole, purse: _WalletAtHand, payee: str, amount_msat: int | None, question: _Question
 ) -> tuple[str, Invoice]:
     """The endpoint's URL, and an invoice that its owner's wallet is to pay. Raises as `lnurl.fetch_invoice`."""
     from nodewire.pay.lightning import lnurl
 
-    if "@" not in what and not what.lower().startswith(("lnurl1", "http://", "https://")):
-        raise BadInput("WHAT", f"{what[:60]!r} is no invoice, lightning address (name@host), lnurl1... or URL")
+    if "@" not in payee and not payee.lower().startswith(("lnurl1", "http://", "https://")):
+        raise BadInput("PAYEE", f"{payee[:60]!r} is no invoice, lightning address (name@host), lnurl1... or URL")
     if amount_msat is None:
         raise BadInput("AMOUNT", "is needed: a lightning address has none. Add it, such as 500sat")
-    url = lnurl.pay_url(what)
+    url = lnurl.pay_url(payee)
     private = isinstance(role, CustomerConfig) and role.private_endpoints
     await _settle_before(purse, url)
     offer = await lnurl.fetch_offer(url, allow_private=private)
     offer.callback_for(amount_msat)
-    question.ask(_said(purse, amount_msat, _whom(what, offer)))
+    question.ask(_said(purse, amount_msat, _whom(payee, offer)))
     network = purse.info.network
     return url, await lnurl.fetch_plain_invoice(offer, amount_msat, network=network, allow_private=private)
 
@@ -314,9 +314,9 @@ def _said(purse: _WalletAtHand, amount_msat: int, whom: str) -> str:
     return f"[bold]{sats(amount_msat)}[/] to {one_line(whom[:200])}, and {most}, from {escape(purse.info.id[:40])}"
 
 
-def _whom(what: str, offer: Offer) -> str:
+def _whom(payee: str, offer: Offer) -> str:
     says = f", which says {offer.description!r}" if offer.description else ""
-    return f"{what if '@' in what else offer.callback.host}{says}"
+    return f"{payee if '@' in payee else offer.callback.host}{says}"
 
 
 def _moment(at_s: int) -> str:

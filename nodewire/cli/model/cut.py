@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nodewire.cli.common.registration_folder import is_registered, registration_in
-from nodewire.errors import BadConfig, BadInput, NotFound, OverMemory, Unsupported
+from nodewire.errors import BadInput, NotFound, OverMemory, TooLarge, Unsupported
 from nodewire.gguf import model as gguf
 from nodewire.kind import Registration, Say, TaskSize
+from nodewire.protocol.model.chat_template import ChatTemplate
 from nodewire.protocol.model.layer_ranges import Border
 from nodewire.protocol.model.manifest import CUSTOMER, Manifest
 
@@ -19,7 +20,8 @@ _ENCODERS = (
     *("BertModel", "BertForMaskedLM", "RobertaModel", "XLMRobertaModel", "MPNetModel", "MPNetForMaskedLM"),
     *("ModernBertModel", "NomicBertModel"),
 )
-_ANY = "any module is cut from Python by `nodewire.register` (README.md)"
+_MAX_CONFIG_BYTES = 2**20
+_ANY = "any module is cut from Python by `nodewire.register` (docs/how-to/register.md)"
 _REMEDY = "name them with --most (--most sequence=64), or a larger --target-vram"
 
 
@@ -77,7 +79,7 @@ def cut(folder: Path, asked: CutOptions, out: Path | None, say: Say = lambda _: 
 
         _check_plain(asked)
         return split_classifier(folder, target, out, slots=slots, name=name)
-    if gguf.is_one(folder):
+    if gguf.is_gguf(folder):
         if asked.as_tensors:
             raise BadInput(
                 "--as-tensors", "a GGUF file holds no module to be cut at its operators; it is cut by layers"
@@ -110,6 +112,14 @@ def cut(folder: Path, asked: CutOptions, out: Path | None, say: Say = lambda _: 
         raise Unsupported(error.field, f"{error.reason}; {_remedy(architecture, error.field)}") from None
 
 
+def plan(folder: Path, asked: CutOptions) -> Registration | None:
+    """The registration that `cut` will make, without hashes of weights. Of decoders, and of what is cut already.
+
+    None of others, which must be traced to know it. Raises as `cut`.
+    """
+    return cut(folder, asked, None) if is_registered(folder) or (_is_decoder(folder) and not asked.as_tensors) else None
+
+
 def _remedy(architecture: str, field: str) -> str:
     """The remedy for a model that is not cut by its operators."""
     from nodewire.llm.families import ARCHITECTURES
@@ -123,8 +133,10 @@ def _remedy(architecture: str, field: str) -> str:
 
 
 def _decoder(folder: Path, asked: CutOptions, out: Path | None) -> Registration:
+    from nodewire.chat.folder import chat_template
     from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
 
+    template = chat_template(folder)  # before the work: it may be one that cannot be published
     made = split_decoder(
         folder,
         asked.target_bytes,
@@ -134,13 +146,13 @@ def _decoder(folder: Path, asked: CutOptions, out: Path | None) -> Registration:
         name=asked.name,
         options=DecoderOptions(context=asked.context, dtype=asked.dtype, kv=asked.kv, lend=asked.lend),
     )
-    return _with_chat(made, folder, out)
+    return made if template is None else _with_chat(made, template, out)
 
 
 def _is_decoder(folder: Path) -> bool:
     from nodewire.llm.families import ARCHITECTURES
 
-    if gguf.is_one(folder):
+    if gguf.is_gguf(folder):
         return True
     if not (folder / "config.json").exists():
         return (folder / "params.json").is_file()
@@ -158,24 +170,26 @@ def _check_plain(asked: CutOptions) -> None:
 
 
 def _architecture(folder: Path) -> str:
+    file = folder / "config.json"
     try:
-        return str(jsonlib.loads((folder / "config.json").read_text())["architectures"][0])
-    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
-        raise BadConfig(
-            str(folder),
-            "holds no config.json that names its architecture. Add its class of transformers, such as "
-            '"architectures": ["LlamaForCausalLM"]',
+        with file.open("rb") as opened:
+            data = opened.read(_MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise NotFound(str(folder), "holds no config.json: name a model's folder or a GGUF file") from error
+    if len(data) > _MAX_CONFIG_BYTES:
+        raise TooLarge(str(file), f"more than {_MAX_CONFIG_BYTES} bytes")
+    try:
+        return str(jsonlib.loads(data)["architectures"][0])
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
+        raise BadInput(
+            str(file), 'names no architecture. Add its class of transformers: "architectures": ["LlamaForCausalLM"]'
         ) from error
 
 
-def _with_chat(made: Registration, folder: Path, out: Path | None) -> Registration:
-    """The same, with the folder's chat template as a further blob, if it is of a model that generates and has one."""
-    from nodewire.chat.folder import chat_template
+def _with_chat(made: Registration, found: ChatTemplate, out: Path | None) -> Registration:
+    """The same, with a chat template as a further blob."""
     from nodewire.weights.blob_folder import blobs_in
 
-    found = chat_template(folder) if made.manifest.mode == "generate" else None
-    if found is None:
-        return made
     blobs = blobs_in(out)
     manifest = {**made.manifest.document(), "chat": blobs.blob(found.pack()).document()}
     report = (*made.report, f"chat template of {len(found.template)} characters, for customers")

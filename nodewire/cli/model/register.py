@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
@@ -18,13 +18,19 @@ from nodewire.cli.common.local import check_model, dtype_of, model_name
 from nodewire.cli.common.registration_folder import SOURCES, is_registered
 from nodewire.cli.common.roles import load_customer
 from nodewire.cli.common.training_results import MODEL, SUMMARY, note, trained
-from nodewire.cli.model.cut import CutOptions, cut, registration_report
+from nodewire.cli.model.cut import CutOptions, cut, plan, registration_report
 from nodewire.cli.model.replacement import Replace, check_replaced, published
 from nodewire.cli.output import DEVELOPERS, Json, console, notes, one_line, print_json, steps
 from nodewire.errors import BadHash, BadInput
 from nodewire.kind import Registration, Say
 from nodewire.protocol.encoding.byte_sizes import parse_size
 from nodewire.protocol.model import layer_ranges
+from nodewire.protocol.model.manifest import Manifest
+
+if TYPE_CHECKING:
+    from nodewire.nostr.keys import Keys
+    from nodewire.nostr.pool import Pool
+    from nodewire.store.blobs import Blobs
 
 Relays = Annotated[
     list[str] | None, typer.Option("--relay", help="Relay to publish to (may be repeated; default: --config's).")
@@ -34,8 +40,6 @@ Blossoms = Annotated[
 ]
 
 TARGET_VRAM = "1GB"
-_NAMED = 8
-"""Tasks in what is shown of a provider's file."""
 
 
 def register(
@@ -80,8 +84,8 @@ def register(
     dtype: Annotated[
         str,
         typer.Option(
-            help="The dtype of a decoder's weights and arithmetic: float32 or bfloat16 (default: the one that most"
-            " weights are stored in)."
+            help="The dtype of a decoder's weights and arithmetic: float32 or bfloat16. By default it is bfloat16 if"
+            " most weights are stored so or in few bits, else float32."
         ),
     ] = "",
     kv: Annotated[
@@ -137,6 +141,13 @@ def register(
             " `place` and a later `register`. A dry run leaves the manifest alone.",
         ),
     ] = None,
+    scratch: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder where the pieces lie until they are uploaded, as large as the model (default: the"
+            " system's temporary directory)."
+        ),
+    ] = None,
     replace_: Replace = False,
     json: Json = False,
 ) -> None:
@@ -179,7 +190,8 @@ def register(
             "a customer's TOML file says where to publish; or --relay and --blossom do; or --out keeps it here",
         )
     author = key or (role.key if role is not None else Path("author.nsec"))
-    made, done = publish_folder(folder, asked, author, relays, servers, exact=exact, replaces=replace_, show=not json)
+    market = Market(author, relays, servers, replace_)
+    made, done = publish_folder(folder, asked, market, scratch, exact=exact, show=not json)
     if results is not None:
         note(results, {**trained(results), "registered": done})
     if json:
@@ -188,19 +200,19 @@ def register(
     for line in made.report:
         console.print(f"  {escape(line)}", soft_wrap=True)
     console.print(f"[bold green]registered[/] {done['address']}\n[dim]digest {done['digest']}[/]", soft_wrap=True)
-    names = [task.name for task in made.manifest.tasks]
     notes.print(
         "\n[dim]it can be bought once providers serve each of its tasks, which the file of one says so:[/]",
         soft_wrap=True,
     )
-    notes.print(escape(serve_block(done["address"], names)), soft_wrap=True)
+    notes.print(escape(serve_block(done["address"], made.manifest)), soft_wrap=True)
 
 
-def serve_block(address: str, tasks: Sequence[str]) -> str:
-    """What a provider's file says to serve the first of some tasks."""
-    more = f"  # and {len(tasks) - _NAMED} more" if len(tasks) > _NAMED else ""
-    named = ", ".join(f'"{task}"' for task in tasks[:_NAMED])
-    return f'[[serve]]\nmanifest = "{address}"\ntasks = [{named}]{more}\nprice_msat = 1000'
+def serve_block(address: str, manifest: Manifest) -> str:
+    """The lines by which a provider's file serves all tasks of a manifest."""
+    named = ", ".join(f'"{task.name}"' for task in manifest.tasks)
+    price = 'price_per_million = "46.875sat"' if manifest.mode == "generate" else "price_msat = 1000"
+    said = "# an example, for each task: `nodewire models` shows what others take"
+    return f'[[serve]]\nmanifest = "{address}"\ntasks = [{named}]\n{price}  {said}'
 
 
 _CUTTING = ["target_vram", "sessions", "context", "dtype", "kv", "split", "as_tensors", "expert_groups", "most", "lend"]
@@ -211,7 +223,9 @@ def _check_uncut(ctx: typer.Context) -> None:
     for parameter in ctx.command.params:
         source = ctx.get_parameter_source(parameter.name or "")
         if parameter.name in _CUTTING and source is not None and source.name == "COMMANDLINE":
-            raise BadInput(parameter.opts[0], "`nodewire.register` has cut the model already: say it there")
+            raise BadInput(
+                parameter.opts[0], "FOLDER is cut already. Cut the model's own folder again with this option"
+            )
 
 
 def add_to(app: typer.Typer) -> None:
@@ -229,26 +243,35 @@ def size_of(text: str) -> int:
     return size
 
 
+@dataclass(frozen=True, slots=True)
+class Market:
+    """Where a model is published, and whose it is."""
+
+    key: Path
+    relays: list[str]
+    servers: list[str]
+    replaces: bool
+    """Whether another model may stand there."""
+
+
 def publish_folder(
-    folder: Path,
-    asked: CutOptions,
-    key: Path,
-    relays: list[str],
-    servers: list[str],
-    *,
-    exact: bool = False,
-    replaces: bool,
-    show: bool,
+    folder: Path, asked: CutOptions, market: Market, scratch: Path | None = None, *, exact: bool = False, show: bool
 ) -> tuple[Registration, dict[str, Any]]:
     """Cut the model in a folder, upload it and publish its manifest: what was made, and what `--json` says of it.
 
-    Raises NotAllowed: it would replace another model, and `replaces` does not say so; nothing is uploaded.
+    Raises NotAllowed: it would replace another model, and may not; nothing is uploaded.
     """
-    with tempfile.TemporaryDirectory() as scratch:
+    from nodewire.nostr.keys import Keys
+
+    keys = Keys.from_file(market.key)
+    if scratch is not None:
+        scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=scratch, prefix="nodewire-register-") as pieces:
         with _saying(folder) as say:
-            made = cut(folder, asked, Path(scratch), say)
+            asyncio.run(_check_market(folder, asked, market, keys, Path(pieces)))
+            made = cut(folder, asked, Path(pieces), say)
         made = _exact(made) if exact else made
-        published = asyncio.run(_publish(made, key, relays, servers, replaces=replaces, show=show))
+        published = asyncio.run(_publish(made, market, keys, Path(pieces), show=show))
         return made, {**registration_report(made), **published}
 
 
@@ -316,33 +339,42 @@ def _exact(made: Registration) -> Registration:
     return replace(made, manifest=made.manifest.model_copy(update={"edges": edges}))
 
 
-async def _publish(
-    made: Registration, key: Path, relays: list[str], servers: list[str], *, replaces: bool, show: bool
-) -> dict[str, Any]:
-    from rich.progress import Progress
-
-    from nodewire.nostr.keys import Keys
+@asynccontextmanager
+async def _entered(market: Market, keys: Keys, pieces: Path) -> AsyncIterator[tuple[Pool, Blobs]]:
     from nodewire.nostr.pool import Pool
-    from nodewire.protocol.model import manifest_event
     from nodewire.store.blobs import Blobs
 
-    keys = Keys.from_file(key)
+    async with Pool(market.relays, keys=keys) as pool, Blobs(market.servers, pieces / ".fetched", keys=keys) as blobs:
+        yield pool, blobs
+
+
+async def _check_market(folder: Path, asked: CutOptions, market: Market, keys: Keys, pieces: Path) -> None:
+    """Before a model is cut: the relays answer, and no other model stands there as far as can be told by then."""
+    planned = plan(folder, asked)
+    async with _entered(market, keys, pieces) as (pool, blobs):
+        there = await published(pool, keys.public, asked.name if planned is None else planned.manifest.name)
+        if there is not None and planned is not None and not market.replaces:
+            await check_replaced(there, blobs, planned.manifest, by_size=not planned.blobs)
+
+
+async def _publish(made: Registration, market: Market, keys: Keys, pieces: Path, *, show: bool) -> dict[str, Any]:
+    from rich.progress import Progress
+
+    from nodewire.protocol.model import manifest_event
+
     manifest = made.manifest
-    async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(Pool(relays, keys=keys))
-        cache = stack.enter_context(tempfile.TemporaryDirectory())
-        blobs = await stack.enter_async_context(Blobs(servers, Path(cache), keys=keys))
+    async with _entered(market, keys, pieces) as (pool, blobs):
         there = await published(pool, keys.public, manifest.name)
-        if there is not None and not replaces:
+        if there is not None and not market.replaces:
             await check_replaced(there, blobs, manifest)
         with Progress(console=notes, transient=True, disable=not show) as progress:
             for sha256, path in progress.track(list(made.blobs.items()), description="uploading"):
-                if (await blobs.put(path)).sha256 != sha256:
+                if (await blobs.upload(path)).sha256 != sha256:
                     raise BadHash(str(path), "is not what the manifest cites: it has changed")
         packed = await blobs.put(manifest.pack())
         now_s = max(int(time.time()), there.created_at + 1 if there is not None else 0)  # of two in a second one stays
         event = manifest_event.build(
-            keys, manifest, created_at=now_s, blob_sha256=packed.sha256, servers=tuple(servers)
+            keys, manifest, created_at=now_s, blob_sha256=packed.sha256, servers=tuple(market.servers)
         )
         await pool.publish(event, timeout_s=30.0)
     return {"address": manifest_event.address(event), "event": event.id, "digest": manifest.digest()}

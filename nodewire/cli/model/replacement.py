@@ -32,8 +32,11 @@ async def published(pool: Pool, author: str, name: str) -> Event | None:
         return None
 
 
-async def check_replaced(there: Event, blobs: Blobs, manifest: Manifest) -> None:
-    """Raises NotAllowed: what stands there is another model than `manifest` describes, or cut otherwise."""
+async def check_replaced(there: Event, blobs: Blobs, manifest: Manifest, *, by_size: bool = False) -> None:
+    """Raises NotAllowed: what stands there is another model than `manifest` describes, or cut otherwise.
+
+    `by_size`: of its weights only the sizes are known yet.
+    """
     from nodewire.market import read_manifest
     from nodewire.protocol.model import manifest_event
 
@@ -41,14 +44,15 @@ async def check_replaced(there: Event, blobs: Blobs, manifest: Manifest) -> None
         return
     try:
         former = await read_manifest(there, blobs)
-        if manifest.is_model_of(former):
+        if _sizes(manifest) == _sizes(former) if by_size else manifest.is_model_of(former):
             return
         said = _described(former)
     except NodewireError as error:
         said = f"a manifest that cannot be read ({error})"
     raise NotAllowed(
         "--replace",
-        f"{manifest_event.address(there)} is {said}, which would be replaced by {_described(manifest)}: other weights,"
+        f"{manifest_event.address(there)} is {said}, which would be replaced by"
+        f" {_described(manifest, is_whole=not by_size)}: other weights,"
         f" another architecture, or other pieces. {_WAYS} (--name)",
     )
 
@@ -65,6 +69,10 @@ def check_free(there: Event, digest: str) -> None:
         )
 
 
-def _described(manifest: Manifest) -> str:
+def _sizes(manifest: Manifest) -> set[tuple[str, str, tuple[int, ...]]]:
+    return {(task.engine, task.program.sha256, tuple(blob.bytes for blob in task.weights)) for task in manifest.tasks}
+
+
+def _described(manifest: Manifest, *, is_whole: bool = True) -> str:
     size = f"{counted(len(manifest.tasks), 'task')}, {manifest.weight_bytes / 1e6:,.1f} MB of weights"
-    return f"a model to {manifest.mode} ({size}, digest {manifest.digest()[:12]})"
+    return f"a model to {manifest.mode} ({size}{f', digest {manifest.digest()[:12]}' if is_whole else ''})"

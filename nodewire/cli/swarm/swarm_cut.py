@@ -33,7 +33,7 @@ async def cut(swarm: Swarm, public: str, model: Path, under: Path) -> tuple[Mani
         BadInput, BadTask, TooLarge, Unsupported ...: it cannot be cut, or not so.
 
     """
-    if not gguf.is_one(model) and not (model / "config.json").is_file():
+    if not gguf.is_gguf(model) and not (model / "config.json").is_file():
         raise NotFound(str(model), "holds no config.json: name this machine's copy of the model's folder by --model")
     kept = [task for task, node in swarm.places().items() if node == public]
     folder = under / _stamp(swarm, kept, model)
@@ -49,7 +49,7 @@ async def cut(swarm: Swarm, public: str, model: Path, under: Path) -> tuple[Mani
 
 def _stamp(swarm: Swarm, kept: list[str], model: Path) -> str:
     """What a cut is made of: the file's words, and which files lie in the folder, as far as that can be told unread."""
-    lie = gguf.files_of(model) if gguf.is_one(model) else [one for one in model.iterdir() if one.is_file()]
+    lie = gguf.files_of(model) if gguf.is_gguf(model) else [one for one in model.iterdir() if one.is_file()]
     files = sorted((one.name, one.stat().st_size, one.stat().st_mtime_ns) for one in lie)
     said = swarm.model_copy(update={"manifest": None}).document()
     return hashlib.sha256(orjson.dumps([said, kept, str(model.resolve()), files])).hexdigest()[:_KEPT_CHARS]
@@ -77,6 +77,7 @@ def _cut(asked: dict[str, Any]) -> None:
     from nodewire.weights.blob_folder import BlobFolder
 
     swarm, model, out = Swarm.parse(asked["swarm"]), Path(asked["model"]), Path(asked["out"])
+    template = chat_template(model)
     made = split_decoder(
         model,
         None,
@@ -88,7 +89,7 @@ def _cut(asked: dict[str, Any]) -> None:
         options=DecoderOptions(context=swarm.context, dtype=swarm.dtype),
     )
     manifest = made.manifest
-    if (template := chat_template(model)) is not None:
+    if template is not None:
         chat = BlobFolder(out).blob(template.pack())
         manifest = Manifest.from_document({**manifest.document(), "chat": chat.document()})
     for line in made.report:

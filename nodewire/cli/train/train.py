@@ -15,7 +15,7 @@ import uvloop
 
 from nodewire.cli.common.roles import load_customer, name_relays
 from nodewire.cli.model.cut import CutOptions
-from nodewire.cli.model.register import TARGET_VRAM, publish_folder, size_of
+from nodewire.cli.model.register import TARGET_VRAM, Market, publish_folder, size_of
 from nodewire.cli.model.replacement import Replace, check_free, published
 from nodewire.cli.output import CUSTOMERS, Json, console, end, notes, one_line, print_json, sats
 from nodewire.cli.train.recipe import read_recipe
@@ -33,7 +33,7 @@ FIND_S = 30.0
 _AGAIN_S = 2.0
 
 
-class OuterBy(StrEnum):
+class OuterStepMaker(StrEnum):
     SELF = "self"
     MARKET = "market"
 
@@ -60,9 +60,9 @@ def train(
         Path | None, typer.Option(help="A folder for the trained model as Hugging Face lays it out, adapters merged.")
     ] = None,
     outer: Annotated[
-        OuterBy,
+        OuterStepMaker,
         typer.Option(help="The maker of a round's outer step: this machine, or a provider that is paid for it."),
-    ] = OuterBy.SELF,
+    ] = OuterStepMaker.SELF,
     quote: Annotated[
         bool, typer.Option("--quote", help="Print the resources and the price of the training, and ask nobody.")
     ] = False,
@@ -85,7 +85,9 @@ def train(
     if start is not None and not start.exists():
         raise NotFound("--start", f"nothing at {start}")
     if quote:
-        _quote(customer, read, data, start, shards, budget_msat, buys_steps=outer is OuterBy.MARKET, as_json=json)
+        _quote(
+            customer, read, data, start, shards, budget_msat, buys_steps=outer is OuterStepMaker.MARKET, as_json=json
+        )
         return
     if budget_msat is None:
         raise BadInput("--budget", "most that the training may cost, such as 50000sat; --quote says what it would")
@@ -108,7 +110,7 @@ def train(
         budget_msat,
         start,
         model and model.resolve(),
-        outer is OuterBy.MARKET,
+        outer is OuterStepMaker.MARKET,
     )
     done = uvloop.run(_train(ask, show=not json))
     said = write(out, read, done, closed=closed)
@@ -193,8 +195,8 @@ def _registered(
     model: Path, name: str, target_vram: str, customer: CustomerConfig, *, replaces: bool, show: bool
 ) -> dict[str, Any]:
     """Put a trained model on the customer's own relays and blob servers."""
-    where = customer.key, list(customer.relays), list(customer.blossom)
-    _, done = publish_folder(model, CutOptions(size_of(target_vram), name), *where, replaces=replaces, show=show)
+    market = Market(customer.key, list(customer.relays), list(customer.blossom), replaces)
+    _, done = publish_folder(model, CutOptions(size_of(target_vram), name), market, show=show)
     return done
 
 

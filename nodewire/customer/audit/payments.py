@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from nodewire.customer.audit.finding import Line, missing_line, not_yet, ok, wrong
 from nodewire.customer.payments.receipt_finalizer import COMMIT_EPOCHS
 from nodewire.errors import BadInput, NodewireError
-from nodewire.nostr.nips import nip57
+from nodewire.nostr.nips import nip57, nip61
 from nodewire.pay.accounts import zaps
 from nodewire.pay.accounts.debts import Debt, Key
+from nodewire.pay.nutzaps import authorship
 from nodewire.protocol.job import receipt
 from nodewire.protocol.market.cached_price import may_be_due
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from nodewire.customer.audit.public_events import Record
+    from nodewire.nostr.event import Event
     from nodewire.protocol.job.feedback import Feedback
     from nodewire.protocol.job.receipt import Closing, Receipt
 
@@ -44,7 +46,7 @@ def _payments(record: Record, network: str) -> Iterator[Line]:
 
 
 class _Zaps:
-    """The zap receipts of a job that hold, by what they say."""
+    """The zap receipts of a job that hold, and its customer's nutzaps, by what they say."""
 
     def __init__(self, record: Record, network: str) -> None:
         self.amounts_msat: dict[str, int] = {}
@@ -53,7 +55,12 @@ class _Zaps:
         """By claim that a zap names: the payment's hash."""
         self.faults: dict[tuple[str, int, int], str] = {}
         """By claim: why its receipt does not hold, or that it has several."""
+        self.nutzaps: set[str] = set()
+        """Payment hashes that are nutzaps': the word of the customer, and of the mint that nobody asks here."""
         for event in record.zaps:
+            if event.kind == nip61.NUTZAP:
+                self._add_nutzap(event, record)
+                continue
             try:
                 named = zaps.chunk_of(nip57.parse_request(event.tag("description") or ""))
             except NodewireError:
@@ -71,6 +78,21 @@ class _Zaps:
             if self.named.setdefault(key, payment_hash) != payment_hash:
                 self.faults[key] = "paid twice"
             self.amounts_msat[payment_hash] = zap.invoice.amount_msat
+
+    def _add_nutzap(self, event: Event, record: Record) -> None:
+        try:
+            nutzap = nip61.parse(event)
+            named = zaps.chunk_of(nutzap)
+            is_bound = authorship.is_bound(nutzap)
+        except NodewireError:
+            return
+        key = named.payee, named.chunk, named.attempt
+        if is_bound and named.job == record.request.id and key in record.claims:
+            payment_hash = authorship.payment_hash(nutzap)
+            self.nutzaps.add(payment_hash)
+            self.amounts_msat[payment_hash] = nutzap.amount_sat * 1_000
+            if self.named.setdefault(key, payment_hash) != payment_hash:
+                self.faults[key] = "paid twice"
 
 
 def _cited(record: Record) -> dict[tuple[str, int, int], str]:
@@ -102,6 +124,8 @@ def _paid(
         )
     if together_msat > amount_msat:
         return wrong("payment", what, f"{amount_msat} msat were zapped for {together_msat} msat of claims")
+    if payment_hash in zapped.nutzaps:
+        return missing_line("payment", what, "a nutzap pays it: its mint alone can say whether that is good")
     found = f", of which {due.cached} were found and not computed" if due.cached else ""
     return ok("payment", what, f"{due.amount_msat} msat, {due.units} times the plan's price{found}; zap receipted")
 

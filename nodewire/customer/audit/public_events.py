@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nodewire.errors import BadInput
-from nodewire.nostr.nips import nip57
+from nodewire.nostr.nips import nip57, nip61
 from nodewire.nostr.nips.nip01 import Filter
 from nodewire.protocol import kinds
 from nodewire.protocol.committee import beacon
@@ -61,7 +61,7 @@ async def read(request: Request, manifest: Manifest, market: Market, relays: Rel
     wanted = [
         Filter(kinds=frozenset({kinds.FEEDBACK, nip57.RECEIPT}), authors=providers, tags=about),
         Filter(kinds=frozenset({kinds.CERTIFICATE}), authors=oracles, tags=about),
-        Filter(kinds=frozenset({kinds.RECEIPT}), authors=frozenset({request.customer}), tags=about),
+        Filter(kinds=frozenset({kinds.RECEIPT, nip61.NUTZAP}), authors=frozenset({request.customer}), tags=about),
     ]
     for event in sorted(await relays.fetch_all(wanted), key=lambda event: (event.created_at, event.id)):
         try:

@@ -247,7 +247,8 @@ async def settle(found: JobVerification, request: Event, holder: BondHolder, key
             if settled.refused:
                 log.warning("the verdict on %s reached no bond: %s", found.verdicts[key].task, settled.refused)
             if settled.due.get(keys.public):
-                found.refunded_msat += (await holder.claim(keys, settled.case)).amount_msat
+                found.refunded_msat += await holder.claim(keys, settled.case)
+                await holder.collect(keys)
         except NodewireError as error:
             log.warning("the verdict on %s is not settled: %s", found.verdicts[key].task, error)
 

@@ -62,7 +62,7 @@ class JobAttempt:
             most_units=most_units(manifest, order.inputs),
             requested_s=request.created_at,
         )
-        self.shares = Shares(request.id, self.plan, purse, session.holder, grows=generates)
+        self.shares = Shares(request.id, self.plan, session.share_account, grows=generates)
         self._claims = Claims(self.payments, self.background)
         self.answers = Answers(
             session.keys,

@@ -21,7 +21,7 @@ from nodewire.errors import (
     WorkerFailed,
     WorkRequired,
 )
-from nodewire.nostr.nips import nip44, nip57
+from nodewire.nostr.nips import nip44, nip57, nip61
 from nodewire.nostr.nips.nip01 import Filter
 from nodewire.protocol import kinds
 from nodewire.protocol.job import feedback, result
@@ -113,8 +113,10 @@ class Answers:
         """Take what comes until cancelled."""
         answers = frozenset({kinds.FEEDBACK, kinds.result_of(kinds.INFERENCE), nip57.RECEIPT})
         providers = frozenset(self._plan.providers())  # anybody may say anything about a public request
-        wanted = Filter(kinds=answers, authors=providers, tags={"e": frozenset({self._request})})
-        async with pool.subscribe([wanted]) as events:
+        about = {"e": frozenset({self._request})}
+        wanted = Filter(kinds=answers, authors=providers, tags=about)
+        nutzaps = Filter(kinds=frozenset({nip61.NUTZAP}), authors=frozenset({self._keys.public}), tags=about)
+        async with pool.subscribe([wanted, nutzaps]) as events:
             async for event in events:
                 try:
                     self._take(event)
@@ -141,6 +143,8 @@ class Answers:
             await self._said.wait_for(lambda: bool(self.failed or self.blamed))
 
     def _take(self, event: Event) -> None:
+        if event.kind == nip61.NUTZAP and event.pubkey == self._keys.public:
+            self.zap_receipts.note(event)
         if event.pubkey not in self._plan.providers():
             return
         if event.kind == kinds.FEEDBACK:
@@ -215,12 +219,14 @@ class Answers:
         error.by = said.provider
         return error
 
-    def _why(self, said: Feedback) -> feedback.Why | None:
+    def _why(self, said: Feedback) -> feedback.ErrorDetail | None:
         """What of the customer's own an error is about, if the provider says so."""
         if said.text not in feedback.THE_CUSTOMERS or not said.ciphertext:
             return None
         try:
-            return feedback.Why.parse(nip44.decrypt(said.ciphertext, nip44.conversation_key(self._keys, said.provider)))
+            return feedback.ErrorDetail.parse(
+                nip44.decrypt(said.ciphertext, nip44.conversation_key(self._keys, said.provider))
+            )
         except NodewireError as error:
             log.debug("what %s says of its error is ignored: %s", said.provider[:8], error)
             return None

@@ -65,6 +65,8 @@ class SecondChances:
     _waiting: list[tuple[frozenset[str], frozenset[str]]] = field(default_factory=list)
     """Who is to be taken back, and who is left out instead."""
     _had: set[str] = field(default_factory=set)
+    _paid: set[str] = field(default_factory=set)
+    """Providers that refused for a debt that was then paid: each is asked again once, whatever it claims later."""
     _words: dict[str, str] = field(default_factory=dict)
     """By code, who was the first to say it."""
 
@@ -76,7 +78,10 @@ class SecondChances:
         if late := silent(error, purchase, whom):
             self.late(late)
             whom |= {*late}
-        return await session.settler.still_owed(whom) if isinstance(error, PaymentRequired) else whom
+        if isinstance(error, PaymentRequired):
+            owed = await session.settler.still_owed(whom)
+            whom, self._paid = owed | (whom & self._paid), self._paid | (whom - owed)
+        return whom
 
     def rejected(self, error: NodewireError) -> None:
         """Who refused is taken for no liar yet; nobody who sent this customer itself what it could not use."""

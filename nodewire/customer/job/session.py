@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from nodewire.customer.payments.debt_collector import Settler
     from nodewire.customer.payments.receipt_finalizer import Closings
     from nodewire.customer.payments.refunds import Refunds
+    from nodewire.customer.payments.share_account import ShareAccount
     from nodewire.customer.planning.planner import Planner
     from nodewire.nostr.event import Event
     from nodewire.nostr.event_transport import EventTransport
@@ -95,7 +96,9 @@ class Session:
     closings: Closings | None = None
     refunds: Refunds | None = None
     holder: BondHolder | None = None
-    """Who keeps the committee's treasury. Where there is no committee there are none of the four."""
+    """Who keeps the committee's treasury."""
+    share_account: ShareAccount | None = None
+    """What pays verification shares. Where there is no committee there are none of the five."""
     named: Callable[[NodewireError], NodewireError] = lambda error: error
     """An error with people's names for the nodes that it is about, where there are such."""
     announce: Callable[[PlannedJob], Awaitable[None]] | None = None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from nodewire.customer.job.retry_policy import without
 from nodewire.errors import NodewireError
 from nodewire.pay.bond.settlement import share_msat
-from nodewire.plan.migration import LEAST_SAVED_S, QUICKER, Ahead, Here, Move, expected, turn_us
+from nodewire.plan.migration import LEAST_SAVED_S, QUICKER, CurrentRing, Move, RemainingWork, expected, turn_us
 from nodewire.protocol.job.plan import LOCAL, Plan, Terms
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class Migrator:
         before = {a.task: a.provider for a in lead.bought.purchase.plan.tasks}
         slow = await self._slow(lead, step_s, before) if step_s >= QUICKER * best_s else set()
         terms = without(self._made.terms, self._avoided | slow, 0)
-        here = Here(turn_us(lead.bought.purchase.plan), lead.chunk_msat, step_s, best_s, lead.started_s)
+        here = CurrentRing(turn_us(lead.bought.purchase.plan), lead.chunk_msat, step_s, best_s, lead.started_s)
         found = await self._found(lead, terms, before, here)
         self._pause_s = min(2 * self._pause_s, MAX_LOOK_S)
         self._next_s = time.monotonic() + self._pause_s
@@ -164,7 +164,7 @@ class Migrator:
         self._race.second(contender, move.overtaking)
 
     async def _found(
-        self, lead: Contender, terms: Terms, before: Mapping[str, str], here: Here
+        self, lead: Contender, terms: Terms, before: Mapping[str, str], here: CurrentRing
     ) -> tuple[Plan, Move, int] | None:
         """Another ring under the terms that is worth going to, and what is left of the budget for it."""
         made, planner = self._made, self._made.session.planner
@@ -177,7 +177,7 @@ class Migrator:
         plan = drawn.plan
         if all(before[a.task] == a.provider for a in plan.tasks):
             return None
-        ahead = Ahead(made.positions, made.remaining(), made.manifest.chunk)
+        ahead = RemainingWork(made.positions, made.remaining(), made.manifest.chunk)
         move = expected(here, turn_us(plan), plan.chunk_msat + share_msat(plan), ahead)
         under_way = sum(contender.most_msat for contender in (lead, *self._race.abandoned))
         left_msat = made.terms.max_total_msat - under_way

@@ -38,9 +38,9 @@ class _Second:
 
 
 class Race:
-    """`lead` is set by whoever begins a job.
+    """The jobs of one text: the one that leads, and at most one beside it.
 
-    `decided` is told what became of a second one, once each; then, if it overtook the first, it leads.
+    `begin` sets `lead`. `decided` is told what became of a second one, once each. When it is told `moved`, that leads.
     """
 
     def __init__(self, decided: Decided, ended: Callable[[Contender], None]) -> None:

@@ -284,21 +284,18 @@ class ModelNames:
         An event that cannot be read is one that is not there: so who follows more than fits would follow nobody, and
         a stranger's model would be found in place of a friend's. What fits has fewer keys than a filter may have.
         """
-        unread = self._unread
-        lists = await self._pool.fetch([Filter(kinds=frozenset({FOLLOW_LIST}), authors=frozenset({self._public}))])
-        if self._unread > unread:
+        wanted = Filter(kinds=frozenset({FOLLOW_LIST}), authors=frozenset({self._public}))
+        try:
+            lists = await self._pool.fetch([wanted], is_whole=True)
+        except TooLarge as error:
             raise TooLarge(
                 "follow list",
-                "a relay has one of this key (kind 3) above 128 KiB or 2,000 tags, which is not read."
+                "a relay has one of this key (kind 3) that cannot be read: above 128 KiB or 2,000 tags, or malformed."
                 " Name models by their addresses, or pin them",
-            )
+            ) from error
         newest = min(lists, key=newest_first, default=None)
         named = [] if newest is None else newest.values("p")
         return frozenset({self._public, *(key for key in named if len(key) == 64 and _HEX.issuperset(key))})
-
-    @property
-    def _unread(self) -> int:
-        return sum(relay.invalid for relay in self._pool.relays)
 
     async def _published(self, keys: Collection[str], name: str) -> list[Event]:
         """What these keys publish under a name, of each address the newest and of each version one."""
@@ -333,15 +330,17 @@ class ModelNames:
             for event in sorted(_newest(events, name), key=lambda one: (one.created_at, one.id)):
                 told[event.tag("x") or ""].append(event)
             for digest in (one for one in some if one in told):
-                is_all &= len(told[digest]) <= _TRIES
                 for event in told[digest][:_TRIES]:
                     read += 1
                     await asyncio.sleep(0)  # a manifest takes milliseconds, and others wait
                     said = await self._read("", event)
                     if isinstance(said, Manifest):
                         found.append(event)
+                        self._market.keep_manifest(said)  # whose author may publish another before it is bought
                         break
                     is_all &= isinstance(said, BadInput | NotFound)
+                else:  # of copies, which anybody may publish, one is enough
+                    is_all &= len(told[digest]) <= _TRIES
         return found, is_all
 
     async def _fetched(

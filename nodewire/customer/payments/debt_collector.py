@@ -49,7 +49,7 @@ log = logging.getLogger("nodewire.customer")
 
 
 @dataclass(slots=True)
-class Old:
+class EarlierDebts:
     """What was paid for earlier jobs than this process's, and what of it is still owed."""
 
     chunks: int = 0
@@ -97,9 +97,9 @@ class Settler:
         """Claims of jobs that are not remembered, by their ids, which are not judged yet."""
         self._again: dict[Key, tuple[float, float]] = {}
         """By debt: when it is tried next (monotonic), and the pause after that."""
-        self._old = Old()
-        self._paid_old: set[str] = set()
-        """Whose old debts have been paid since a job was refused for one."""
+        self._old = EarlierDebts()
+        self._paid: set[str] = set()
+        """Payees whose debts have been paid since a job was refused for one."""
         self._begun = asyncio.Event()
         self._caught_up = asyncio.Event()
 
@@ -139,14 +139,24 @@ class Settler:
             self._add(debt)
 
     async def still_owed(self, blamed: Collection[str]) -> set[str]:
-        """Those of `blamed` whose old debts have not just been paid. Waits as `caught_up`."""
+        """Those of `blamed` who were paid no debt since a job was last refused for one.
+
+        What is due to them is paid now, but for what could not be paid lately. Waits as `caught_up`, and `ROUND_S` for
+        these payments.
+        """
         await self.caught_up()
-        paid, self._paid_old = self._paid_old & set(blamed), self._paid_old - set(blamed)
+        now = time.monotonic()
+        owed = [one for one in self._in_ledger() if one.key.payee in blamed]
+        await self._settle([one for one in owed if self._again.get(one.key, (now, 0.0))[0] <= now], ROUND_S)
+        paid, self._paid = self._paid & set(blamed), self._paid - set(blamed)
         return set(blamed) - paid
 
     def take_old(self) -> dict[str, int]:
         """What was paid for earlier jobs since this was last asked, and what is owed; as plain data, in msat."""
-        taken, self._old = self._old, Old(unpaid_chunks=self._old.unpaid_chunks, unpaid_msat=self._old.unpaid_msat)
+        taken, self._old = (
+            self._old,
+            EarlierDebts(unpaid_chunks=self._old.unpaid_chunks, unpaid_msat=self._old.unpaid_msat),
+        )
         return asdict(taken)
 
     async def run(self) -> None:
@@ -200,6 +210,7 @@ class Settler:
         try:
             async with asyncio.timeout(LATE_S):
                 await payments.asked(said)
+            self._paid.add(said.provider)
         except (NodewireError, TimeoutError) as error:
             log.info("a late claim by %s is not paid: %r", said.provider[:8], error)
         finally:
@@ -229,7 +240,7 @@ class Settler:
         unpaid = {debt.key for debt in self._payer.unpaid()}  # another process of this customer may have paid it
         left += [one for one in failed if one.key in unpaid or not self._payer.has(one.key)]
         self._old.unpaid_chunks, self._old.unpaid_msat = len(left), sum(one.amount_msat for one in left)
-        if self._old != Old():
+        if self._old != EarlierDebts():
             log.warning("%s", self._old)
 
     async def _claimed(self) -> tuple[list[DebtOutcome], list[ChunkDebt]]:
@@ -279,11 +290,11 @@ class Settler:
         return done
 
     def _add(self, paid: Debt) -> None:
+        self._paid.add(paid.key.payee)
         if paid.key.job not in self._own:
             self._old.chunks += 1
             self._old.paid_msat += paid.amount_msat
             self._old.fees_msat += paid.fee_msat
-            self._paid_old.add(paid.key.payee)
 
     def _count(self, done: Iterable[DebtOutcome]) -> None:
         for one in done:

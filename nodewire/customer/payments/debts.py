@@ -43,8 +43,9 @@ log = logging.getLogger("nodewire.customer")
 class ChunkDebt:
     """One chunk that is not paid; `lnurl` is the payee's endpoint ("lnurl1..."), empty if it is not known.
 
-    `is_evident`: plan and ledger say that it is owed, so that nobody need be asked. `is_broken`: its job broke off, and
-    it had not come: it is not owed, but its provider has computed it, and may refuse who leaves too many of them.
+    `is_evident`: plan and ledger say that it is owed, so that nobody need be asked. `is_broken`: its job broke off,
+    and it was neither closed nor came. It is not owed, but its provider has computed it, and may refuse who leaves too
+    many of them.
     `budget`: the most that its job may cost its providers, where no payment of its own was checked against it.
     """
 
@@ -114,8 +115,8 @@ async def claimed(
             plan = request.plan
             budget = JobBudget(plan.terms.max_total_msat, frozenset(plan.providers()))
             ended = payer.has_ended(request.id)
-            came = payer.count_received(request.id)
-            broken = came is not None and said.due.chunk >= came
+            count_owed = payer.count_owed(request.id)
+            broken = count_owed is not None and said.due.chunk >= count_owed
             evident = not broken and is_evident(said, request, booked, ended=ended)
             owed.append(ChunkDebt(key, said.due.amount_msat, endpoints[said.provider], evident, broken, budget))
     return owed
@@ -172,6 +173,7 @@ async def settle(
                     network=network,
                     allow_private=private_endpoints,
                 )
+                is_new = not payer.has(one.key)  # its payee may say that it is paid
                 paid = await payer.pay(
                     one.key,
                     one.amount_msat,
@@ -179,7 +181,7 @@ async def settle(
                     relays=relays,
                     lnurl=one.lnurl,
                     budget=one.budget,
-                    terms=ZapTerms(alone=not payer.has(one.key)),  # its payee may say that it is paid
+                    terms=ZapTerms(alone=is_new, is_asked=is_new),
                 )
         except TimeoutError:
             return DebtOutcome(one, None, TimedOut("debt", f"not paid within {within_s or 0:.0f} s"))

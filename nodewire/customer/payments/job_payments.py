@@ -118,7 +118,7 @@ class JobPayments:
         self._purse = purse
         self._most_units = most_units
         self._requested_s = requested_s
-        self._closed: dict[int, int] | None = {} if manifest.mode == "generate" else None
+        self._signed_units: dict[int, int] | None = {} if manifest.mode == "generate" else None
         """By chunk, the units that the driver's first close says; None where every call is one."""
         self._driver = plan.node_of(manifest.driver.name) if manifest.mode == "generate" else ""
         self._delivered = -1
@@ -134,19 +134,19 @@ class JobPayments:
 
     def open_chunk(self) -> int:
         """The first chunk that the driver has not closed."""
-        return max(self._closed, default=-1) + 1 if self._closed is not None else self._delivered + 1
+        return max(self._signed_units, default=-1) + 1 if self._signed_units is not None else self._delivered + 1
 
     def count_owed(self) -> int:
         """How many chunks are owed, all that were before them included.
 
         Of a generation they are those that its driver closed, else those that have come.
         """
-        closed = self._closed
+        closed = self._signed_units
         return next(n for n in count() if (n not in closed if closed is not None else not self._may_pay(n)))
 
     def may_owe(self) -> bool:
         """Whether anything can be owed when no more output is taken: of calls nothing that did not come."""
-        return self._closed is not None or self._delivered >= 0
+        return self._signed_units is not None or self._delivered >= 0
 
     def has_claimed(self, provider: str) -> bool:
         """Whether it has asked for a payment of this job's."""
@@ -154,7 +154,7 @@ class JobPayments:
 
     def may_be_used_up(self) -> bool:
         """Whether the budget may be too small for a chunk that is computed now."""
-        first = self._closed.get(0, self._most_units) if self._closed is not None else 1
+        first = self._signed_units.get(0, self._most_units) if self._signed_units is not None else 1
         most = first + max(self.open_chunk(), self._delivered + 1) + AHEAD
         return most * self._plan.chunk_msat > self._plan.terms.max_total_msat
 
@@ -182,8 +182,8 @@ class JobPayments:
             log.warning("a close is ignored: %d units of chunk %d, and %d came last", units, chunk, self._delivered)
             return
         async with self._changed:
-            if self._closed is not None:
-                self._closed.setdefault(chunk, units)
+            if self._signed_units is not None:
+                self._signed_units.setdefault(chunk, units)
             self._changed.notify_all()
 
     def expects(self, said: Feedback) -> bool:
@@ -261,7 +261,7 @@ class JobPayments:
 
     async def _hear(self, due: Due) -> None:
         """Take note of the close that a claim rests on, which may have died with the driver. Raises BadSignature."""
-        if due.close is not None and self._closed is not None:
+        if due.close is not None and self._signed_units is not None:
             due.close.check(self._driver)
             await self.closed(due.chunk, due.units)
 
@@ -280,7 +280,7 @@ class JobPayments:
         async with self._changed:
             await self._changed.wait_for(lambda: self._may_pay(due.chunk) and self._others_counted(said.provider, due))
         self._check_counted(said.provider, due)
-        closed = self._closed[due.chunk] if self._closed is not None else due.units
+        closed = self._signed_units[due.chunk] if self._signed_units is not None else due.units
         # A claim is measured by the close that it carries, the driver's own by its first word.
         by_close = due.close is not None and said.provider != self._driver
         # Two closes are the driver's fault. Without one either may lie.
@@ -312,8 +312,8 @@ class JobPayments:
 
     def units(self, chunk: int) -> int:
         """The units of `chunk` by the driver's close, else by the providers' claims."""
-        if self._closed is not None:
-            return self._closed.get(chunk, 1)
+        if self._signed_units is not None:
+            return self._signed_units.get(chunk, 1)
         return max((units for (_, number), units in self._units.items() if number == chunk), default=1)
 
     async def settled(self, last_chunk: int) -> None:
@@ -346,7 +346,7 @@ class JobPayments:
     def unpaid_msat(self) -> int:
         """The most that is still to be paid for what may be paid."""
         plan = self._plan
-        chunks = self._closed if self._closed is not None else dict.fromkeys(range(self._delivered + 1), 1)
+        chunks = self._signed_units if self._signed_units is not None else dict.fromkeys(range(self._delivered + 1), 1)
         owed = {(p, n) for n in chunks for p in plan.providers()} - self.paid.keys() - self._refused
         counts = {(p, n): max(chunks[n], self._units.get((p, n), 0)) for p, n in owed}
         return sum(plan.price_msat(p) * min(counts[p, n], self._most_of(n)) for p, n in owed)
@@ -357,13 +357,13 @@ class JobPayments:
             self._changed.notify_all()
 
     def _may_pay(self, chunk: int) -> bool:
-        if self._closed is None:
+        if self._signed_units is None:
             return self._delivered >= chunk
-        return chunk in self._closed and (self._delivered >= chunk or self._is_over)
+        return chunk in self._signed_units and (self._delivered >= chunk or self._is_over)
 
     def _others(self, provider: str) -> set[str]:
         """Who else is in the job and paid for chunk 0, if it is `provider` that says what that counts: the driver."""
-        if self._closed is None or self._plan.tasks[0].provider != provider:
+        if self._signed_units is None or self._plan.tasks[0].provider != provider:
             return set()
         return self._charging() - {provider}
 
@@ -398,10 +398,10 @@ class JobPayments:
 
         It is in msat, the price by that close of all chunks that they have not been paid.
         """
-        if not is_more or self._closed is None:
+        if not is_more or self._signed_units is None:
             return 0
-        others = {(p, n) for n in self._closed for p in self._charging() - {provider}} - self.paid.keys()
-        return sum(self._plan.price_msat(p) * self._closed[n] for p, n in others - self._refused)
+        others = {(p, n) for n in self._signed_units for p in self._charging() - {provider}} - self.paid.keys()
+        return sum(self._plan.price_msat(p) * self._signed_units[n] for p, n in others - self._refused)
 
 
 def _blaming(provider: str, fetch: Fetch) -> Fetch:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from nodewire.customer.payments.job_payments import ZapPayment
 from nodewire.customer.payments.receipts import ZapReceipts, receipts_for
 from nodewire.errors import BadInput, NodewireError, NotFound
-from nodewire.nostr.nips import nip57
+from nodewire.nostr.nips import nip57, nip61
 from nodewire.nostr.nips.nip01 import Filter
 from nodewire.nostr.pool import Pool
 from nodewire.pay.accounts.ledger import Ledger
@@ -197,7 +197,8 @@ class Closings:
         it.
         """
         about = {"e": frozenset({request})}
-        own = Filter(kinds=frozenset({kinds.RECEIPT}), authors=frozenset({self._keys.public}), tags=about)
+        said = frozenset({kinds.RECEIPT, nip61.NUTZAP})
+        own = Filter(kinds=said, authors=frozenset({self._keys.public}), tags=about)
         events = await self._pool.fetch_all([Filter(ids=frozenset({request})), own])
         asked = next((event for event in events if event.id == request), None)
         if asked is None:
@@ -235,7 +236,7 @@ class _Records:
                 continue
 
     def _add(self, event: Event) -> None:
-        if event.kind == nip57.RECEIPT:
+        if event.kind == nip57.RECEIPT or (event.kind == nip61.NUTZAP and event.pubkey == self.request.customer):
             self.zap_receipts.note(event)
         elif event.kind == kinds.FEEDBACK and event.pubkey in self.request.plan.providers():
             said = feedback.parse(event)

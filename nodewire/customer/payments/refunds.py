@@ -75,10 +75,11 @@ class Refunds:
             try:
                 settled = await self._holder.case(key)
                 if settled.due.get(self._keys.public):
-                    paid = await self._holder.claim(self._keys, key)
-                    got_msat += paid.amount_msat
-                    self.got_msat[one.request] = self.got_msat.get(one.request, 0) + paid.amount_msat
-                    log.warning("%d msat came back of the bond of %s", paid.amount_msat, one.provider[:8])
+                    msat = await self._holder.claim(self._keys, key)
+                    got_msat += msat
+                    self.got_msat[one.request] = self.got_msat.get(one.request, 0) + msat
+                    log.warning("%d msat came back of the bond of %s", msat, one.provider[:8])
+                    await self._holder.collect(self._keys)
                 del self._open[key]
             except NotFound:
                 if one.last_epoch(self._market.committee) < oldest:

@@ -19,12 +19,12 @@ import torch
 from nodewire.errors import BadInput
 from nodewire.graph.cut.carve import edge_name
 from nodewire.graph.cut.decomposition import DRIVER, Decomposition, memory_bytes
-from nodewire.graph.program.format import MAX_FILES, NAMES, SOME, Input, Output, Program, Weight
+from nodewire.graph.program.format import NAMES, SOME, Input, Output, Program, Weight
 from nodewire.graph.program.verification import verify
 from nodewire.kind import Registration, Say, TaskSize
 from nodewire.protocol.encoding.byte_sizes import in_units
-from nodewire.protocol.model.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
-from nodewire.weights.blob_folder import blobs_in
+from nodewire.protocol.model.manifest import CUSTOMER, MAX_WEIGHT_FILES, BlobRef, Edge, Manifest, Task, Tensor
+from nodewire.weights.blob_folder import blobs_in, check_room, weight_files
 from nodewire.weights.tensorfile import AssembledTensor, StoredTensor, elements
 
 if TYPE_CHECKING:
@@ -164,17 +164,22 @@ class Writer:
     ) -> None:
         assert parts is not None or out is None
         self._done, self._parts, self._target, self._say = done, parts, target_bytes, say
-        self.blobs = blobs_in(out)
+        self._out, self.blobs = out, blobs_in(out)
         users = Counter(w.name for made in done.tasks.values() for w in made.program.weights)
         self._shared = {name for name, count in users.items() if count > 1}
-        self._written: dict[str, BlobRef] = {}
+        self._written: dict[tuple[str, ...], BlobRef] = {}
+        """By the names of a file's tensors."""
 
     def tasks(self) -> list[Task]:
-        """Raises BadInput: a weight is not as large as its program declares it."""
+        """Raises BadInput, TooLarge: a weight is not as large as its program declares it, or cannot be published."""
+        files = {name: self._files(made.program) for name, made in self._done.tasks.items()}
+        if self._out is not None:
+            sizes = {tuple(one): sum(w.nbytes for w in one.values()) for each in files.values() for one in each}
+            check_room(self._out, sum(sizes.values()))
         made = []
         for number, name in enumerate(self._done.tasks, start=1):
             self._say(f"{name}, task {number} of {len(self._done.tasks)}")
-            made.append(self._task(name))
+            made.append(self._task(name, files[name]))
         return made
 
     def edges(self) -> list[Edge]:
@@ -190,37 +195,37 @@ class Writer:
                 found.append(_edge(edge, task, CUSTOMER, program, leaving))
         return found
 
-    def _task(self, name: str) -> Task:
+    def _task(self, name: str, files: Sequence[Mapping[str, Weight]]) -> Task:
         made = self._done.tasks[name]
-        program, own, shared = self._filed(made.program)
+        lies = {weight: file for file, one in enumerate(files) for weight in one}
+        program = replace(made.program, weights=tuple(replace(w, file=lies[w.name]) for w in made.program.weights))
         # What the program declares is what any loader will find, so what was cut is checked as it was written.
         encoded = program.encode()
         verify(Program.decode(encoded), self._target)
-        weights = [self.blobs.weights({w.name: self._assembled(w) for w in own})] if own else []
-        for weight in shared:
-            if weight.name not in self._written:
-                self._written[weight.name] = self.blobs.weights({weight.name: self._assembled(weight)})
-            weights.append(self._written[weight.name])
+        for one in files:
+            if tuple(one) not in self._written:
+                (self._written[tuple(one)],) = self.blobs.weights({w.name: self._assembled(w) for w in one.values()})
         return Task(
             name=name,
             engine="graph",
             program=self.blobs.blob(encoded),
-            weights=tuple(weights),
+            weights=tuple(self._written[tuple(one)] for one in files),
             memory_bytes=memory_bytes(made, self._target),
             slots=program.slots,
             flops=-(-made.flops // self._done.volume),
             limit=f"target of {self._target} bytes",
         )
 
-    def _filed(self, program: Program) -> tuple[Program, list[Weight], list[Weight]]:
-        """The program with its weights' files: the first of its own, then one for each that others hold, too."""
-        large = [w for w in program.weights if w.name in self._shared and w.nbytes >= SHARED_BYTES][: MAX_FILES - 1]
-        names = {w.name for w in large}
-        own = [w for w in program.weights if w.name not in names]
-        first = 1 if own else 0
-        files = {w.name: first + k for k, w in enumerate(large)}
-        weights = tuple(replace(w, file=files.get(w.name, 0)) for w in program.weights)
-        return replace(program, weights=weights), own, large
+    def _files(self, program: Program) -> list[dict[str, Weight]]:
+        """The weights of each of a program's files: first its own, then one for each that others hold, too.
+
+        Raises TooLarge: they cannot be published.
+        """
+        every = {w.name: w for w in program.weights}
+        left = MAX_WEIGHT_FILES - len(_parted(every))
+        large = [w for w in program.weights if w.name in self._shared and w.nbytes >= SHARED_BYTES][:left]
+        shared = {w.name: {w.name: w} for w in large}
+        return [*_parted({name: w for name, w in every.items() if name not in shared}), *shared.values()]
 
     def _assembled(self, weight: Weight) -> AssembledTensor:
         if self._parts is None:
@@ -236,6 +241,12 @@ class Writer:
             said = [list(part.shape) for part in parts]
             raise BadInput(weight.name, f"is stored as {said}, the model makes it {list(weight.shape)}")
         return AssembledTensor(weight.dtype, weight.shape, tuple(parts))
+
+
+def _parted(weights: Mapping[str, Weight]) -> list[dict[str, Weight]]:
+    """As `weight_files`."""
+    files = weight_files({w.name: AssembledTensor(w.dtype, w.shape, ()) for w in weights.values()})
+    return [{name: weights[name] for name in one} for one in files]
 
 
 def _to_customer(task: str, program: Program) -> Program:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from nodewire.core.extras import how_to_install
 from nodewire.errors import BadConfig, BadInput
 from nodewire.graph.families.builder import plain, taken, values
 from nodewire.graph.families.checkpoint import Checkpoint
@@ -106,7 +107,7 @@ def config(directory: EncoderDirectory) -> Any:
     try:
         from transformers import AutoConfig
     except ImportError as error:
-        raise BadConfig("transformers", "not installed: pip install nodewire[register]") from error
+        raise BadConfig("transformers", f"not installed: {how_to_install('register')}") from error
     said = {name: value for name, value in plain(directory.config).items() if name not in ("torch_dtype", "dtype")}
     with taken():
         return AutoConfig.for_model(**said)

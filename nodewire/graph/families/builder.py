@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from nodewire.core.extras import how_to_install
 from nodewire.errors import BadConfig, BadInput, NodewireError, Unsupported
 from nodewire.graph.families.inputs import ANY, LARGEST, Largest, widened
 from nodewire.graph.families.table import ARCHITECTURES, Family
@@ -51,7 +52,7 @@ def build(config: Mapping[str, Any], largest: Largest = LARGEST, most: Mapping[s
     try:
         import transformers
     except ImportError as error:
-        raise BadConfig("transformers", "not installed: pip install nodewire[register]") from error
+        raise BadConfig("transformers", f"not installed: {how_to_install('register')}") from error
     names = config.get("architectures")
     name = str(names[0]) if isinstance(names, list) and names else ""
     family = ARCHITECTURES.get(name)

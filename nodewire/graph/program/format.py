@@ -24,6 +24,7 @@ import torch
 from nodewire.errors import BadInput, BadTask, BadVersion, TooLarge
 from nodewire.graph.program.whitelist import Ref, check_call
 from nodewire.protocol.encoding import canonical
+from nodewire.protocol.model.manifest import MAX_WEIGHT_FILES
 from nodewire.protocol.tensors.frame import MAX_RANK
 from nodewire.taskgraph.program import MAX_BYTES, MAX_DIMS, MAX_NODES, MAX_PORTS, MAX_VALUES, VERSION
 
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 MAX_SIZE = 2**40
 MAX_ELEMENTS = 2**44
 """Of a shape, dims apart: no product of sizes that torch makes of it overflows."""
-MAX_FILES = 64
 MAX_SLOTS = 4_096
 
 DTYPES = {
@@ -302,7 +302,7 @@ def _weight(raw: Any) -> Weight:
         case {"name": str(name), "dtype": dtype, "shape": list(shape), "file": file} if len(raw) == 4:
             _named(name, "weights")
             sizes = tuple(s for s in _shape(shape, name, _NO_DIMS) if isinstance(s, int))
-            return Weight(name, _dtype(dtype, name), sizes, _count(file, name, 0, MAX_FILES - 1))
+            return Weight(name, _dtype(dtype, name), sizes, _count(file, name, 0, MAX_WEIGHT_FILES - 1))
     raise BadTask("weights", "an entry is not {name, dtype, shape, file}")
 
 

@@ -22,6 +22,7 @@ from nodewire.graph.cut.writer import write_run
 from nodewire.graph.program.format import Input, Node, Output, Program, Shape, Weight
 from nodewire.graph.program.verification import verify
 from nodewire.graph.program.whitelist import Ref
+from nodewire.protocol.encoding.byte_sizes import at_least, in_units
 from nodewire.protocol.model.families import Cnn, Family, Linear, Mlp
 from nodewire.training.protocol.recipe import Recipe
 from nodewire.weights.directory import SINGLE, stored_if_any, stored_tensors
@@ -117,7 +118,7 @@ def _whole(program: Program, target_bytes: int) -> Decomposition | None:
             return Decomposition({"graph.0": made}, {}, rows)
         rows //= 2
     if is_free:
-        raise OverMemory("graph.0", f"needs a target of {needed * 10 // 9} bytes, {target_bytes} given")
+        raise OverMemory("graph.0", f"needs a target of {at_least(needed * 10 // 9)}, {in_units(target_bytes)} given")
     return None
 
 

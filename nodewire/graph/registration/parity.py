@@ -37,7 +37,7 @@ _OTHER = "a trace shows one way through the code: look for what it reads besides
 
 
 @dataclass(frozen=True, slots=True)
-class Off:
+class Deviation:
     """How far an output was from the model's own, of its largest value, and in which."""
 
     name: str = ""
@@ -70,7 +70,7 @@ def compare(made: Registration, model: Eager, calls: Iterable[Tensors]) -> str:
         BadTask: an output of the tasks is not the model's.
 
     """
-    done, furthest = 0, Off()
+    done, furthest = 0, Deviation()
     with uncollected():
         for number, given in enumerate(calls):
             try:
@@ -134,18 +134,18 @@ def drawn(made: Registration, said: Signature) -> Tensors:
     return call
 
 
-def _compared(made: Registration, given: Tensors, wanted: Tensors) -> Off:
+def _compared(made: Registration, given: Tensors, wanted: Tensors) -> Deviation:
     sizes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in given.items())
     try:
         found = in_process.evaluate(made.manifest, given, lambda task: in_process.load(made, task))
     except NodewireError as error:
         raise BadTask(error.field, f"{error.reason}; the model itself takes {sizes}") from error
-    furthest = Off()
+    furthest = Deviation()
     for name, tensor in wanted.items():
         by = off(tensor, found[name])
         if by > _bound(tensor):
             raise BadTask(name, f"of the tasks is off by {by:.1e} of its largest value, for {sizes}: {_OTHER}")
-        furthest = max(furthest, Off(name, by), key=lambda one: one.by)
+        furthest = max(furthest, Deviation(name, by), key=lambda one: one.by)
     return furthest
 
 

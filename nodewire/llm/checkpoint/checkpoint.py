@@ -23,7 +23,7 @@ from nodewire.llm.families.fields.tensor_names import NUMBERS, Piece
 from nodewire.llm.gguf.file import opened
 from nodewire.protocol.tensors.safetensors_dtypes import CODE_OF
 from nodewire.text.detokenizer import MAX_TOKENIZER_BYTES
-from nodewire.weights.derived_tensors import DerivedTensor, widened_to
+from nodewire.weights.derived_tensors import DerivedTensor, is_widened, widened_to
 from nodewire.weights.directory import SINGLE, read_bounded, read_tokenizer, stored_if_any, stored_tensors
 from nodewire.weights.tensorfile import DTYPES, MAX_HEADER_BYTES, StoredTensor
 
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from nodewire.llm.spec.config import DecoderConfig
+
+
+_FEW_BITS = "few bits"
+"""Numbers that are widened as they are read, among the dtypes of those that are stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +56,18 @@ class Checkpoint:
         It is bfloat16 if most numbers are stored so, or have been rounded to few bits; else float32, which loses
         nothing.
         """
+        experts = self.config.experts
+        if self.config.quantization is not None or (experts is not None and experts.stored == "mxfp4"):
+            return "bfloat16"
+        return _of_most(self.tensors.values(), (_FEW_BITS, "bfloat16"))
+
+    @property
+    def lossless_arithmetic(self) -> Literal["float32", "bfloat16"]:
+        """The same, but float32 where numbers are widened, of which bfloat16 would keep fewer digits."""
         how = self.config.quantization
         if how is not None:
             return "float32" if how.scheme == "nvfp4" else "bfloat16"
-        counts = Counter[str]()
-        for one in self.tensors.values():
-            counts[one.dtype] += prod(one.shape) if one.dtype in DTYPES else 0
-        return "bfloat16" if 2 * counts["bfloat16"] > counts.total() else "float32"
+        return _of_most(self.tensors.values(), ("bfloat16",))
 
     @property
     def is_drawn(self) -> bool:
@@ -104,7 +113,7 @@ def open_checkpoint(directory: Path, *, is_dry: bool = False, in_blocks: bool = 
         BadConfig: a GGUF file's blocks are to be widened, and the library for it is not installed.
 
     """
-    if gguf.is_one(directory):
+    if gguf.is_gguf(directory):
         made = opened(directory, in_blocks=in_blocks)
         return Checkpoint(made.config, made.tensors, made.tokenizer, beside=made.beside)
     if meta_layout.is_one(directory):
@@ -134,6 +143,15 @@ def open_checkpoint(directory: Path, *, is_dry: bool = False, in_blocks: bool = 
     tokenizer = read_tokenizer(directory, MAX_TOKENIZER_BYTES) if has_tokenizer else b""
     lacks = (*(() if found is not None else (SINGLE,)), *(() if has_tokenizer else ("tokenizer.json",)))
     return Checkpoint(config, tensors, tokenizer, lacks, note)
+
+
+def _of_most(tensors: Iterable[StoredTensor], narrow: tuple[str, ...]) -> Literal["float32", "bfloat16"]:
+    """bfloat16 if most numbers are of these kinds."""
+    counts = Counter[str]()
+    for one in tensors:
+        kind = _FEW_BITS if is_widened(one) else one.dtype
+        counts[kind] += prod(one.shape) if one.dtype in DTYPES else 0
+    return "bfloat16" if 2 * sum(counts[kind] for kind in narrow) > counts.total() else "float32"
 
 
 def _dtype(document: Mapping[str, Any]) -> str:

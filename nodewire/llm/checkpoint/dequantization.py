@@ -16,7 +16,7 @@ import torch
 from nodewire.errors import BadTask
 from nodewire.llm.families import modules_of
 from nodewire.llm.families.fields.compressed_tensors import named
-from nodewire.llm.families.fields.quantization_methods import Eight, InGroups, Method
+from nodewire.llm.families.fields.quantization_methods import Fp8, InGroups, Method
 from nodewire.llm.families.fields.tensor_names import CheckpointTensor
 from nodewire.llm.spec.config import DecoderConfig
 from nodewire.protocol.tensors.safetensors_dtypes import CODE_OF
@@ -47,8 +47,8 @@ def made(
         BadTask: a tensor is missing, or not of the shape that the others and `method` give it.
 
     """
-    if isinstance(method, Eight):
-        return config, _of_eight(method, stored)
+    if isinstance(method, Fp8):
+        return config, _of_fp8(method, stored)
     scaled = next((name for name in stored if name.endswith(".act.scales")), None)
     if scaled is not None:
         raise BadTask(f"weights.{scaled[:80]}", "activations are scaled, which is not computed: take it unquantized")
@@ -85,7 +85,7 @@ def foreseen(method: Method, config: DecoderConfig, tensors: Mapping[str, Stored
             if piece.form not in ("plain", "grouped") or len(piece.shape) != 2 or not piece.name.endswith(".weight"):
                 continue
             plain = found[piece.name]
-            if isinstance(method, Eight):
+            if isinstance(method, Fp8):
                 parts = {
                     "weight": CheckpointTensor("float8_e4m3fn", plain.shape),
                     "weight_scale": CheckpointTensor("float32", ()),
@@ -172,7 +172,7 @@ def _grouped(method: InGroups, stem: str, codes: StoredTensor, stored: Mapping[s
     )
 
 
-def _of_eight(method: Eight, stored: Mapping[str, StoredTensor]) -> Tensors:
+def _of_fp8(method: Fp8, stored: Mapping[str, StoredTensor]) -> Tensors:
     found = dict(stored)
     for name, one in stored.items():
         stem = name.removesuffix(".weight")
@@ -188,7 +188,7 @@ def _of_eight(method: Eight, stored: Mapping[str, StoredTensor]) -> Tensors:
     return found
 
 
-def _block(method: Eight, name: str, one: StoredTensor, at: str, scales: StoredTensor) -> tuple[int, int]:
+def _block(method: Fp8, name: str, one: StoredTensor, at: str, scales: StoredTensor) -> tuple[int, int]:
     """How many rows and columns share a scale."""
     if len(one.shape) != 2 or not all(one.shape):
         raise BadTask(f"weights.{name[:80]}", f"{list(one.shape)} is no matrix; {_AGAIN}")

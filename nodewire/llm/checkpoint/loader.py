@@ -1,4 +1,4 @@
-"""Weights from a file into a task's parameters: what the file holds must be what the program's table says."""
+"""Weights from files into a task's parameters: what the files hold must be what the program's table says."""
 
 from __future__ import annotations
 
@@ -29,16 +29,23 @@ class Fill(Protocol):
         """Copy the tensor of that checkpoint name, from its element `first` on, into a contiguous `target`."""
 
 
-def open_weights(path: Path, table: Mapping[str, TensorType]) -> Fill:
-    """Check a weights file against a program's table; what then fills a task's tensors by name.
+def open_weights(files: Sequence[Path], table: Mapping[str, TensorType]) -> Fill:
+    """Check a task's files of weights against its program's table; what then fills the task's tensors by name.
 
-    Only the header is read here; nothing is allocated for a file that does not match.
+    Only headers are read here; nothing is allocated for files that do not match.
 
     Raises:
-        TooLarge, BadTask: the header is malformed, or a tensor is missing, extra, or of another shape or dtype.
+        TooLarge, BadTask: a header is malformed, or a tensor is missing, extra, stored twice, or of another type.
 
     """
-    stored = read_header(path)
+    stored: dict[str, StoredTensor] = {}
+    for path in files:
+        own = read_header(path)
+        if not own:
+            raise BadTask("weights", "a file has no tensors")
+        if twice := stored.keys() & own.keys():
+            raise BadTask(f"weights.{min(twice)[:80]}", "in two files")
+        stored |= own
     if stored.keys() != table.keys():
         name = min(stored.keys() ^ table.keys())
         raise BadTask(f"weights.{name[:80]}", "not in the program" if name in stored else "missing")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
-from nodewire.errors import BadInput, OverMemory
+from nodewire.errors import BadInput, OverMemory, TooLarge
 from nodewire.kind import Registration, TaskSize
 from nodewire.llm.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from nodewire.llm.families import end_tensors, stage_tensors
@@ -17,8 +17,9 @@ from nodewire.llm.programs.needs import BLOCK, Needs
 from nodewire.llm.programs.programs import DriverProgram, StageProgram, TensorType, stored_type
 from nodewire.protocol.encoding.schema import Schema
 from nodewire.protocol.model.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
+from nodewire.text import growth
 from nodewire.text.detokenizer import Detokenizer
-from nodewire.weights.blob_folder import BlobFolder, BlobSizes, blobs_in
+from nodewire.weights.blob_folder import BlobFolder, BlobSizes, blobs_in, check_room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -65,8 +66,9 @@ def split_decoder(
     name: str | None = None,
     options: DecoderOptions = USUAL,
 ) -> Registration:
-    """Cut the Hugging Face directory `directory` into tasks of at most `target_bytes`.
+    """Cut the model at `directory` into tasks of at most `target_bytes`.
 
+    It is a folder of Hugging Face's or of Meta's layout, or a GGUF file.
     Each has pages for `slots` sessions, which any that fit share.
 
     Blobs are written to `out`, named by their SHA-256; weights keep their stored dtype and are copied in pieces.
@@ -78,26 +80,30 @@ def split_decoder(
 
     Raises:
         OverMemory: the driver or a single layer needs more than the target; the error says which target would do.
-        NotFound, BadTask, BadInput, TooLarge: the directory does not hold a model that nodewire decodes, or
-            `split` is not one of its layers.
+        NotFound, BadTask, BadInput, TooLarge: the directory does not hold a model that nodewire decodes, `split` is
+            not one of its layers, a task's weights are too large to be published, or `out` has no room for them.
+        BadConfig: a GGUF file's blocks are to be widened, and the library for it is not installed.
+        OSError: a file cannot be read.
 
     """
     checkpoint = open_checkpoint(directory, is_dry=out is None)
     config = checkpoint.config
     dtype = options.dtype or checkpoint.arithmetic
     if options.kv is not None and dtype == "float32":
-        raise BadInput(
-            "kv", "8 bits are for arithmetic in bfloat16: what two nodes round apart is beyond float32's tolerance"
-        )
+        raise BadInput("--kv", "int8 needs bfloat16 arithmetic. Add `--dtype bfloat16`, or leave --kv out")
     checkpoint = checkpoint.for_arithmetic(dtype)
     positions = min(options.context or CONTEXT, config.max_position_embeddings)
     needs = Needs(config, slots, positions, dtype, options.kv, options.lend, len(checkpoint.tokenizer))
     cuts = _cuts(split, config.num_hidden_layers, target_bytes, needs)
-    blobs = blobs_in(out)
-    if out is not None:
-        Detokenizer(checkpoint.tokenizer)  # one that customers cannot read would be sold to nobody
+    blobs = blobs_in(None)
     writer = _TaskWriter(checkpoint, needs, blobs, kept, target_bytes)
-    tasks = [writer.driver(options.chunk), *(writer.stage(index, *cut) for index, cut in enumerate(cuts))]
+    tasks = writer.tasks(options.chunk, cuts)
+    if out is not None:  # before anything is written: it could be published, and has room
+        # One that customers cannot read would be sold to nobody, one that nodes refuse by nobody.
+        growth.check(Detokenizer(checkpoint.tokenizer).around)
+        check_room(out, sum(blob.bytes for task in tasks if writer.keeps(task.name) for blob in task.weights))
+        blobs = blobs_in(out)
+        tasks = replace(writer, blobs=blobs).tasks(options.chunk, cuts)
     manifest = Manifest(
         name=_name(name or directory.resolve().name),
         mode="generate",
@@ -126,11 +132,18 @@ class _TaskWriter:
     """As `split_decoder` has it."""
     target_bytes: int | None
 
+    def tasks(self, chunk: int, cuts: Sequence[tuple[int, int]]) -> list[Task]:
+        """The driver and its stages. Raises TooLarge: a task's weights cannot be published."""
+        return [self.driver(chunk), *(self.stage(index, *cut) for index, cut in enumerate(cuts))]
+
+    def keeps(self, task: str) -> bool:
+        return self.kept is None or task in self.kept
+
     def driver(self, chunk: int) -> Task:
         needs, config, lend = self.needs, self.needs.config, self.needs.lend
         tokenizer = self.blobs.blob(self.checkpoint.tokenizer)
         ids = {"lends": True} if lend else {}
-        tensors, weights = ({}, None) if lend else self._weights("driver", end_tensors(config))
+        tensors, weights = ({}, ()) if lend else self._weights("driver", end_tensors(config))
         program = DriverProgram.from_document(
             self._common()
             | ids
@@ -150,7 +163,7 @@ class _TaskWriter:
             name="driver",
             engine="decoder.driver",
             program=self.blobs.blob(program.pack()),
-            weights=(tokenizer,) if weights is None else (weights, tokenizer),
+            weights=(*weights, tokenizer),
             memory_bytes=needs.driver.total,
             slots=needs.slots,
             flops=0 if lend else memory_estimate.head_flops(config),
@@ -183,7 +196,7 @@ class _TaskWriter:
             name=f"stage.{index}",
             engine="decoder.stage",
             program=self.blobs.blob(program.pack()),
-            weights=(weights,),
+            weights=weights,
             memory_bytes=need.total,
             slots=needs.slots,
             flops=memory_estimate.stage_flops(config, first, last, positions=needs.positions)
@@ -198,9 +211,14 @@ class _TaskWriter:
         said = {"config": needs.config, "dtype": needs.dtype, "slots": needs.slots, "positions": needs.positions}
         return _plain(said)
 
-    def _weights(self, task: str, pieces: Iterable[Piece]) -> tuple[dict[str, object], BlobRef]:
-        is_kept = self.kept is None or task in self.kept
-        return _weights(self.checkpoint, pieces, self.blobs, is_kept=is_kept)
+    def _weights(self, task: str, pieces: Iterable[Piece]) -> tuple[dict[str, object], tuple[BlobRef, ...]]:
+        """A task's tensors: their table for the program, and their files."""
+        stored = self.checkpoint.pick(pieces)
+        table: dict[str, object] = {name: _type(tensor).document() for name, tensor in stored.items()}
+        try:
+            return table, self.blobs.weights(stored) if self.keeps(task) else self.blobs.hashed(stored)
+        except TooLarge as error:
+            raise TooLarge(f"{task}: {error.field}", error.reason) from None
 
 
 def _sizes(needs: Needs, cuts: Sequence[tuple[int, int]]) -> dict[str, TaskSize]:
@@ -254,15 +272,6 @@ def _edges(stages: int, config: DecoderConfig, positions: int, dtype: str, *, le
     names = ["driver", *(f"stage.{index}" for index in range(stages))]
     forward = [rows(f"hidden.{i}", names[i], names[i + 1], "n") for i in range(stages)]
     return (prompt, *forward, rows("return", names[-1], "driver", 1, back=True), tokens)
-
-
-def _weights(
-    checkpoint: Checkpoint, pieces: Iterable[Piece], blobs: BlobFolder | BlobSizes, *, is_kept: bool
-) -> tuple[dict[str, object], BlobRef]:
-    """One task's tensors in one file: their table for the program, and the file."""
-    stored = checkpoint.pick(pieces)
-    table: dict[str, object] = {name: _type(tensor).document() for name, tensor in stored.items()}
-    return table, blobs.weights(stored) if is_kept else blobs.hashed(stored)
 
 
 def _type(stored: StoredTensor) -> TensorType:

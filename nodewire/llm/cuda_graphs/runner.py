@@ -33,7 +33,7 @@ log = logging.getLogger("nodewire.llm")
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class StepEnds:
     """What a step has before and after the layers.
 
     `inputs` are of so many rows. Beside them stands what makes hidden states [rows, width] of them, and what is made of
@@ -46,9 +46,9 @@ class Around:
     rowwise: bool
 
 
-def hidden_around(width: int, dtype: torch.dtype, device: torch.device) -> Around:
+def hidden_around(width: int, dtype: torch.dtype, device: torch.device) -> StepEnds:
     """A stage's: hidden states in and out."""
-    return Around(lambda rows: torch.zeros(rows, width, dtype=dtype, device=device), lambda x: x, lambda y: y, True)
+    return StepEnds(lambda rows: torch.zeros(rows, width, dtype=dtype, device=device), lambda x: x, lambda y: y, True)
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class _CapturedGraph:
     replay: Replay
 
 
-Graphing = Callable[[Layers, Lanes, Around], "Graphs"]
+Graphing = Callable[[Layers, Lanes, StepEnds], "Graphs"]
 """Makes those of a task."""
 
 
@@ -71,7 +71,7 @@ def graph_maker(capture: Capture, room_bytes: int = CAPTURED_BYTES) -> Graphing:
 class Graphs:
     """Those of one task's layers and lanes. `off` says why nothing is captured, or nothing more; "" while it is."""
 
-    def __init__(self, layers: Layers, lanes: Lanes, around: Around, capture: Capture, room_bytes: int) -> None:
+    def __init__(self, layers: Layers, lanes: Lanes, around: StepEnds, capture: Capture, room_bytes: int) -> None:
         self._layers, self._lanes, self._around, self._capture = layers, lanes, around, capture
         self._room_bytes = min(room_bytes, CAPTURED_BYTES)
         self._met: Counter[Shape] = Counter()
@@ -86,7 +86,7 @@ class Graphs:
 
     @torch.inference_mode()
     def run(self, rows: Tensor, spans: Sequence[Span]) -> Tensor | None:
-        """What becomes of the spans' rows, or of the last one's, as `Around` has it; None: to be computed as ever."""
+        """The spans' rows, or the last one's, after what `StepEnds` does; None: they are computed without a graph."""
         if self.off or (shape := shape_of(spans)) is None:
             return None
         found = self._captured.get(shape)

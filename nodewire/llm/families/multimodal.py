@@ -36,7 +36,7 @@ _ENDS = ("lm_head.weight",)
 def sees(config: Mapping[str, Any]) -> bool:
     """Whether a config.json is of a model that is read without what it sees with."""
     found = config.get("architectures")
-    return isinstance(found, list) and len(found) == 1 and found[0] in ARCHITECTURES
+    return isinstance(found, list) and len(found) == 1 and isinstance(found[0], str) and found[0] in ARCHITECTURES
 
 
 def language(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from nodewire.errors import BadTask, Unsupported
+from nodewire.errors import BadTask, TooLarge, Unsupported
 from nodewire.llm.families.fields.fields import Fields
 from nodewire.llm.families.fields.sizes import FULL, SLIDING
+from nodewire.llm.spec.config import MAX_LAYERS
 from nodewire.weights.gguf_rows import Rows
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def document(model: Model) -> dict[str, Any]:
     Raises:
         Unsupported: another architecture than those that are read, or a variant of one.
         BadTask: a key is missing, unknown, or not of its type.
+        TooLarge: an array has more elements than a model has layers.
 
     """
     read = _ARCHITECTURES.get(model.architecture)
@@ -44,7 +46,7 @@ def document(model: Model) -> dict[str, Any]:
         known = ", ".join(_ARCHITECTURES)
         raise Unsupported("gguf.general.architecture", f"{model.architecture[:40]} is not one of {known}")
     own = f"{model.architecture}."
-    said = {key: _plain(value) for key, value in model.metadata.items() if key.startswith(own)}
+    said = {key: _plain(key, value) for key, value in model.metadata.items() if key.startswith(own)}
     fields = Fields({key.removeprefix(own): value for key, value in said.items()}, _SILENT)
     try:
         fields.only("logit_scale", 0.0, 1.0)
@@ -57,8 +59,13 @@ def document(model: Model) -> dict[str, Any]:
     return found
 
 
-def _plain(value: Any) -> Any:
-    """Of an array whose elements are all the same that one: what some writers say of each layer is said of all here."""
+def _plain(key: str, value: Any) -> Any:
+    """The one element of an array whose elements are all the same: some writers say of each layer what is so of all.
+
+    Raises TooLarge: such an array has an element for each layer, and Python's take eight times what the file does.
+    """
+    if isinstance(value, np.ndarray | list) and len(value) > MAX_LAYERS:
+        raise TooLarge(f"gguf.{key}", f"{len(value)} elements, at most one for each of {MAX_LAYERS} layers")
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, list) and value and all(one == value[0] for one in value):

@@ -66,8 +66,10 @@ _EXPERTS = {
     "w3": "ffn_up",
     "w2": "ffn_down",
 }
-_WIDE = 32
-"""Bits of a number that is in no block that is kept."""
+_WIDE = 16
+"""Bits of a number that is in no block that is kept: a model in blocks computes in bfloat16."""
+_SCALE = 16
+"""Bits of the scale of a block."""
 _PAIRED = ("attn_q", "attn_k")
 _SINKS = "self_attn.sinks"
 _WHOLE = {
@@ -107,7 +109,10 @@ def stored_tensors(
 
 
 def _quantization(mapping: _RowSources, config: DecoderConfig) -> Quantization | None:
-    """The blocks that leave fewest bytes of the layers' matrices; None if there are no such blocks, or other ones."""
+    """The blocks that leave fewest bytes of the layers' matrices; None if there are no such blocks, or other ones.
+
+    A matrix of wider blocks than those is widened.
+    """
     if config.experts is not None and config.experts.stored != "each":
         return None
     bits, counts = dict[tuple[int, str], int](), dict[tuple[int, str], int]()
@@ -115,7 +120,9 @@ def _quantization(mapping: _RowSources, config: DecoderConfig) -> Quantization |
         bits[layer, role] = max(KEPT.get(mapping.type(piece), _WIDE) for piece in pieces)
         counts[layer, role] = sum(piece.count for piece in pieces)
     nbits = {
-        most: sum(count * (most if bits[at] <= most else _WIDE) for at, count in counts.items())
+        most: sum(
+            count * (GROUP * most + _SCALE if bits[at] <= most else GROUP * _WIDE) for at, count in counts.items()
+        )
         for most in sorted(set(KEPT.values()))
     }
     most = min(nbits, key=lambda one: nbits[one])

@@ -13,6 +13,7 @@ from nodewire.errors import BadTask, TooLarge, Unsupported
 from nodewire.llm.gguf.pre_tokenizers import WAYS
 from nodewire.llm.tokens.sentencepiece import (
     CONTROL,
+    MAX_CHARS,
     MAX_PIECE_CHARS,
     MAX_PIECES,
     NORMAL,
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 _AT = "tokenizer.ggml."
 TOKENS = f"gguf.{_AT}tokens"
-MAX_CHARS = 2**24
-"""In all tokens: at each of them a token may be two others put together."""
 _ENDS = ("eos", "eot", "eom")
 _END_TEXTS = frozenset(
     {
@@ -46,7 +45,7 @@ def converted(model: Model, rows: int) -> tuple[bytes, list[int]]:
     Raises:
         BadTask: it does not fit the embedding, or its parts contradict each other.
         Unsupported: another kind of tokenizer, or of cutting a text before, than those that are read.
-        TooLarge: over 2^24 characters in all tokens, or 512 in one.
+        TooLarge: over 2^24 characters in all tokens, or 512 in one, or too many merges that scores stand for.
 
     """
     tokens = model.texts(f"{_AT}tokens")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class AttentionOptions:
     """How a layer attends.
 
     `scale` multiplies the scores; `softcap`, unless 0, bends them to within its both signs; `window`, unless 0, is how
@@ -41,7 +41,7 @@ class Past(Protocol):
     angles: Tensor
     """int64 [n]: where in the tables of angles (nodewire.llm.layers.rope) each row's are."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: How) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: AttentionOptions) -> Tensor:
         """Keep `k` and `v` [n, kv_heads, head_dim] as the rows' own, and attend with `q` [n, heads, head_dim].
 
         A row attends to all that it sees, itself included: [n, heads * head_dim]. `layer` counts from the stage's
@@ -49,7 +49,9 @@ class Past(Protocol):
         """
 
 
-def attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, how: How, *, causal: bool) -> Tensor:
+def attention(
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, how: AttentionOptions, *, causal: bool
+) -> Tensor:
     """Rows `q` [n, heads, head_dim] over `keys` and `values` [kv_heads, cells, head_dim]: [n, heads * head_dim].
 
     `mask` bool [n, cells] says which cells each row sees; without one a single row sees all, and n rows of as many
@@ -77,7 +79,9 @@ def attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, how:
     return attended.transpose(1, 2).reshape(n, -1)
 
 
-def _by_hand(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, how: How, *, causal: bool) -> Tensor:
+def _by_hand(
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, how: AttentionOptions, *, causal: bool
+) -> Tensor:
     """What the fused kernels do not know: soft caps, sinks. One group of heads at a time, so that scores stay small."""
     n, heads, head_dim = q.shape
     kv_heads, cells = keys.shape[:2]
@@ -93,7 +97,7 @@ def _by_hand(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, how: 
 
 
 def _one_group(
-    queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None, how: How, sinks: Tensor | None
+    queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None, how: AttentionOptions, sinks: Tensor | None
 ) -> Tensor:
     """Heads `queries` [n, group, head_dim] that share `keys` and `values` [cells, head_dim], as they attend."""
     n, group, head_dim = queries.shape

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nodewire.llm.kv.attention_context import How, Past, attention
+from nodewire.llm.kv.attention_context import AttentionOptions, Past, attention
 from nodewire.llm.kv.speculative_tree import MAX_LIVE_CELLS, Tree
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Chain:
         self._masks: dict[int, Tensor] = {}
         self._biases: dict[int, Tensor] = {}
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: How) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: AttentionOptions) -> Tensor:
         pos, end, n = self._pos, self._end, len(q)
         self._lane.write(layer, pos, k, v)
         first = max(0, pos + 1 - how.window) if how.window else 0  # of what the first row sees
@@ -43,7 +43,7 @@ class Chain:
         keys, values = self._lane.read(layer, first, end)
         return attention(q, keys, values, mask, how, causal=n > 1 and mask is None)
 
-    def attend_alone(self, layer: int, q: Tensor, both: Tensor, how: How) -> Tensor:
+    def attend_alone(self, layer: int, q: Tensor, both: Tensor, how: AttentionOptions) -> Tensor:
         """`attend` of a single row, without soft caps, sinks and ALiBi.
 
         It takes `q` [1, kv_heads, group, head_dim] and its keys and values `both` [2, kv_heads, head_dim] to [heads *
@@ -92,7 +92,7 @@ class Branches:
         self._masks: dict[int, Tensor] = {}
         self._biases: dict[int, Tensor] = {}
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: How) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: AttentionOptions) -> Tensor:
         self._lane.write(layer, self._first, k, v)
         first = max(0, self._lowest + 1 - how.window) if how.window else 0
         first = min(first, self._lane.length)
@@ -132,7 +132,7 @@ class Several:
             self.angles = torch.cat([past.angles for past in pasts])
         self._pasts, self._counts = pasts, [len(past.positions) for past in pasts]
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: How) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: AttentionOptions) -> Tensor:
         parts = zip(self._pasts, *(torch.split(rows, self._counts) for rows in (q, k, v)), strict=True)
         return torch.cat([past.attend(layer, *part, how) for past, *part in parts])
 

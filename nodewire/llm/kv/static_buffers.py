@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nodewire.llm.kv.alibi import Slopes
-    from nodewire.llm.kv.attention_context import How
+    from nodewire.llm.kv.attention_context import AttentionOptions
     from nodewire.llm.kv.sequence_cache import Lane, Lanes
     from nodewire.llm.kv.speculative_tree import Tree
 
@@ -167,7 +167,7 @@ class Grid:
         self._biases.clear()
         self._cells = self._stand = self._numbers
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: How) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: AttentionOptions) -> Tensor:
         (_, heads, head_dim), kv_heads = q.shape, k.shape[1]
         lanes, rows, cells = self.shape.lanes, self.shape.rows, self.shape.cells
         kept, group = self._lanes.cells[layer], heads // kv_heads
@@ -207,7 +207,7 @@ class Grid:
         return found
 
 
-def _by_hand(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how: How) -> Tensor:
+def _by_hand(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how: AttentionOptions) -> Tensor:
     """As past.attention has it where the fused kernels do not know how."""
     kv_heads = keys.shape[1]
     scores = torch.matmul(q, keys.transpose(2, 3)).float().mul_(how.scale)

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from nodewire.llm.kv.alibi import slopes_of
-from nodewire.llm.kv.attention_context import How, Past
+from nodewire.llm.kv.attention_context import AttentionOptions, Past
 from nodewire.llm.layers.norm import Norm, norm_of
 from nodewire.llm.layers.rope import Angles, rotate
 from nodewire.llm.quant.matrix import linear
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from nodewire.llm.spec.config import DecoderConfig
 
 
-def how_of(config: DecoderConfig, layer: int, weights: Mapping[str, Any], device: torch.device) -> How:
+def how_of(config: DecoderConfig, layer: int, weights: Mapping[str, Any], device: torch.device) -> AttentionOptions:
     scale = 1 / math.sqrt(float(config.query_pre_attn_scalar or config.head_dim))
-    return How(
+    return AttentionOptions(
         scale=scale,
         window=(config.sliding_window or 0) if config.slides(layer) else 0,
         softcap=float(config.attn_logit_softcapping or 0),

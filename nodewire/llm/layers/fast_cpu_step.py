@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from nodewire.llm.layers.attention import Attention
 from nodewire.llm.layers.mlp import Mlp, silu
-from nodewire.llm.quant.matrix import InBlocks, Matrix
+from nodewire.llm.quant.matrix import BlockMatrix, Matrix
 from nodewire.llm.quant.row_product import Exact, Row
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class _Narrow:
     """Products of a matrix of another dtype, or in blocks, whose inputs and outputs are narrower."""
 
     def __init__(self, matrix: Matrix) -> None:
-        self.of = matrix if isinstance(matrix, InBlocks) else Row(matrix)
+        self.of = matrix if isinstance(matrix, BlockMatrix) else Row(matrix)
 
     def times(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
         out.copy_(self._of(x))
@@ -114,7 +114,7 @@ class _Narrow:
         return self._of(to).add(x)
 
     def _of(self, x: Tensor) -> Tensor:
-        if isinstance(self.of, InBlocks):
+        if isinstance(self.of, BlockMatrix):
             return self.of.product(x[None])[0]
         return self.of.times(x.to(self.of.matrix.dtype)[None])[0]
 

@@ -77,9 +77,11 @@ class Rope:
         cos, sin = [], []
         for frequencies, scale, positions in tables:
             angles = torch.arange(positions).float()[:, None] * frequencies
-            cos.append(angles.cos() * scale)
-            sin.append(angles.sin() * scale)
-        self._cos, self._sin = (torch.cat(parts)[:, None, None].to(device) for parts in (cos, sin))
+            cos.append(angles.cos().mul_(scale))
+            sin.append(angles.sin_().mul_(scale))
+            del angles
+        whole = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in (cos, sin))
+        self._cos, self._sin = (one[:, None, None].to(device) for one in whole)
 
     def at(self, rows: Tensor) -> Angles:
         """Those in these rows (Past.angles)."""

@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from nodewire.errors import BadInput, TooLarge
+from nodewire.errors import BadFrame, BadInput, BadTask, TooLarge
 from nodewire.llm.checkpoint.checkpoint import open_checkpoint
 from nodewire.llm.checkpoint.loader import filler
 from nodewire.llm.families import end_tensors, stage_tensors
 from nodewire.llm.kv.sequence_cache import Lanes
+from nodewire.llm.layers import frame_checks
 from nodewire.llm.layers.embedding_head import Vocabulary
 from nodewire.llm.layers.layers import Arithmetic, Layers
-from nodewire.llm.local.arithmetic import arithmetic_here
+from nodewire.llm.local.arithmetic import arithmetic_here, positions_here
 from nodewire.llm.programs.needs import BLOCK
+from nodewire.llm.quant import kernel_choice
 from nodewire.llm.tokens.grammar import Grammars
 from nodewire.llm.tokens.sampler import Sampler
 from nodewire.llm.tokens.sampling_params import Sampling, parse_params
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class Whole:
+class LocalDecoder:
     """A whole decoder in memory.
 
     Raises:
@@ -55,15 +57,18 @@ class Whole:
         `alone`: whether it need not say what a market's stages say to the last bit: then matrices in blocks whose
         inputs are rounded go to ONNX Runtime's kernels, where they are quicker (quant/kernel_choice.py).
 
-        `threads`: CPU threads of this process from now on (torch's own choice unless given).
+        `threads`: CPU threads of this process from now on (torch's own choice unless given). ONNX Runtime has them
+        where it may multiply.
         """
         if threads is not None:
             torch.set_num_threads(threads)
         checkpoint = open_checkpoint(directory)
         self.config = config = checkpoint.config
         self.tokenizer = Tokenizer(checkpoint.tokenizer)
-        self.positions = min(context or config.max_position_embeddings, config.max_position_embeddings)
+        self.positions = positions_here(config, context)
         where, count = torch.device(device), config.num_hidden_layers
+        if alone:
+            kernel_choice.prepare_alone(config.quantization, where)
         kind = DTYPES[dtype or arithmetic_here(checkpoint, where)]
         fill = filler(checkpoint.pick(chain(end_tensors(config), stage_tensors(config, 0, count))))
         self.vocabulary = Vocabulary(config, kind, where, fill)
@@ -91,10 +96,25 @@ class Whole:
 
     @torch.inference_mode()
     def logits(self, ids: Sequence[int], pos: int = 0) -> Tensor:
-        """float32 [vocab] after `ids` at positions pos ..; what stood there is overwritten."""
+        """float32 [vocab] after `ids` at positions pos ..; what stood there is overwritten.
+
+        Raises BadTask: the tokenizer has more tokens than the embedding rows, or numbers run over.
+        """
+        size = self.config.vocab_size
+        if (beyond := next((one for one in ids if not 0 <= one < size), None)) is not None:
+            raise BadTask(
+                "tokenizer", f"token {beyond} has no row in an embedding of {size}: take all files of one model"
+            )
         del self._held[pos:]
         hidden = self.vocabulary.embed(torch.tensor(ids, dtype=torch.int64))
         logits = self.vocabulary.logits(self._layers.forward(hidden, pos, self._lane, only_last=True))
+        try:
+            frame_checks.check_finite(logits)
+        except BadFrame:
+            raise BadTask(
+                "weights",
+                "the numbers that they make are not finite: take the files anew, or compute in --dtype float32",
+            ) from None
         self._held += ids
         return logits
 
@@ -184,5 +204,5 @@ def generate(directory: Path, prompt: str, max_tokens: int, **params: object) ->
         BadInput, TooLarge, NotFound, BadTask: the directory, the prompt or a parameter cannot be used.
 
     """
-    whole = Whole(directory)
+    whole = LocalDecoder(directory)
     yield from whole.generate(prompt, parse_params({"max_tokens": max_tokens, **params}, whole.positions))

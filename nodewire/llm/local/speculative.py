@@ -15,7 +15,7 @@ from nodewire.llm.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from nodewire.llm.checkpoint.loader import filler
 from nodewire.llm.driver import Driver
 from nodewire.llm.families import end_tensors, stage_tensors
-from nodewire.llm.local.arithmetic import arithmetic_here
+from nodewire.llm.local.arithmetic import arithmetic_here, positions_here
 from nodewire.llm.programs.needs import BLOCK
 from nodewire.llm.programs.programs import DriverProgram, StageProgram, TensorType, stored_type
 from nodewire.llm.speculation.draft_model import Draft
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _SESSION = "alone"
 
 
-class Alone:
+class LocalSpeculation:
     """One session at a time.
 
     Raises:
@@ -154,7 +154,7 @@ def _common(checkpoint: Checkpoint, dtype: str) -> dict[str, Any]:
         "config": config.document(),
         "dtype": dtype,
         "slots": 1,
-        "positions": config.max_position_embeddings,
+        "positions": positions_here(config),
     }
 
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from nodewire.errors import OverMemory
+from nodewire.protocol.encoding.byte_sizes import at_least, in_units
 from nodewire.protocol.model import layer_ranges
 
 if TYPE_CHECKING:
@@ -43,13 +44,13 @@ def plan_cuts(
 
     """
     single = max((stage(layer, layer + 1).total, -layer) for layer in range(layers))
-    least = max(driver.total, single[0])
+    would_do = f"`--target-vram {at_least(max(driver.total, single[0]))}` would do"
     if driver.total > target_bytes:
-        raise OverMemory("driver", f"needs {driver.total} bytes ({driver.words}); a target of {least} would do")
+        raise OverMemory("driver", f"needs {in_units(driver.total)} ({driver.words}); {would_do}")
     if single[0] > target_bytes:
         worst = -single[1]
         parts = stage(worst, worst + 1).words
-        raise OverMemory(f"layer {worst}", f"needs {single[0]} bytes alone ({parts}); a target of {least} would do")
+        raise OverMemory(f"layer {worst}", f"needs {in_units(single[0])} alone ({parts}); {would_do}")
     count = len(filled(layers, target_bytes, stage))
     cuts = even_cuts(layers, count)
     if all(stage(first, last).total <= target_bytes for first, last in cuts):

@@ -23,7 +23,7 @@ BLOCK = 64
 _LEAST_CONTEXT = 1_024
 """A shorter one is not proposed."""
 _TARGETS = tuple(size * 10**9 for size in (4, 6, 8, 12, 16, 24))
-"""What people's cards have."""
+"""For cards of 1 to 2 GB more: CUDA's context, captured steps and a driver have their place there, too."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Needs:
             yield from ((f"{said} --context {n}", replace(one, positions=n)) for n in _halves(self.positions))
 
     def fits(self, *targets: int) -> tuple[Fit, ...]:
-        """At each target, and at those of cards that people have."""
+        """At each target, and at those for cards that people have."""
         return tuple(self._fit(target) for target in sorted({*targets, *_TARGETS}))
 
     def _fit(self, target: int) -> Fit:

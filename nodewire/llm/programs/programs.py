@@ -110,7 +110,7 @@ class StageProgram(Schema):
 class DriverProgram(Schema):
     """Embedding, head, tokenizer and sampling: a prompt in, hidden states around the ring, tokens out.
 
-    Its weights are two blobs: the tensors, then the tokenizer.json. One that `lends` its ends to the first and the last
+    Its weights are the tensors' blobs, then the tokenizer.json. One that `lends` its ends to the first and the last
     stage has the tokenizer alone: ids go around the ring, and come back.
     """
 

@@ -6,7 +6,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from nodewire.errors import BadInput, Unsupported
+from nodewire.gguf import model as gguf
 from nodewire.llm.checkpoint import meta_layout
 from nodewire.llm.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from nodewire.llm.families import json_object, layer_pieces, modules_of
@@ -22,7 +23,8 @@ from nodewire.llm.families.fields import compressed_tensors
 from nodewire.llm.families.fields.tensor_names import Piece
 from nodewire.llm.quant.blocks import packed, rounded
 from nodewire.llm.spec.config import QUANTIZED, Blocks, DecoderConfig, Quantization
-from nodewire.weights.directory import INDEX, SINGLE, read_bounded
+from nodewire.weights.derived_tensors import widened_to
+from nodewire.weights.directory import INDEX, SINGLE, read_bounded, weight_files
 from nodewire.weights.tensorfile import MAX_HEADER_BYTES, AssembledTensor, StoredTensor, elements, laid_out, read_into
 
 GROUP, BACK_OFF = 64, 32
@@ -38,7 +40,7 @@ Say = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class QuantizationReport:
-    """What `quantize` has made: bytes of weights, before and after, and how many matrices are in blocks and are not."""
+    """The result of `quantize`: bytes of files of weights before and after, matrices that are in blocks and others."""
 
     files: tuple[str, ...]
     read_bytes: int
@@ -51,8 +53,8 @@ def quantize(directory: Path, out: Path, to: To, say: Say = lambda done, of: Non
     """Write the model in `directory` to the folder `out`, the matrices of its layers in blocks of 64 numbers.
 
     Blocks have 32 in rows that 64 does not divide. Rows that 32 does not divide are left as they are, as is all else.
-    Files of weights keep their names and what they hold of the model; of a GGUF file all becomes one, its blocks
-    widened before.
+    Files of weights keep their names and what they hold of the model; of a GGUF file all becomes one. What is widened
+    and in no block afterwards is of bfloat16, as such a folder computes.
 
     Raises:
         BadInput: `out` is there already, or has no room.
@@ -61,23 +63,25 @@ def quantize(directory: Path, out: Path, to: To, say: Say = lambda done, of: Non
 
     """
     if meta_layout.is_one(directory):
-        raise Unsupported("directory", "is in Meta's layout; take the model's folder in Hugging Face's")
+        raise Unsupported(str(directory), "is in Meta's layout; take the model's folder in Hugging Face's")
     source = open_checkpoint(directory, in_blocks=False)
-    config, plan = _plan(source, to)
+    config, plan = _plan(directory, source, to)
+    source = _narrowed(source, plan)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise BadInput("out", f"{out} is there already: name a folder that is not, or an empty one")
+        raise BadInput(str(out), "is there already: name a folder that is not, or an empty one")
     out.parent.mkdir(parents=True, exist_ok=True)
     files = _files(source, plan)
     need = sum(laid_out(one.items())[1] for one in files.values())
     if (free := shutil.disk_usage(out.parent).free) < need:
-        raise BadInput("out", f"{need} bytes are needed at {out.parent}, {free} are free")
+        raise BadInput(str(out), f"{need} bytes are needed there, {free} are free: name a folder on another disk")
+    read_bytes = sum(path.stat().st_size for path in _weight_files(directory))
     total, done = sum(stored.nbytes for stored in source.tensors.values()), 0
     partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
         for path, tensors in files.items():
             for read in _written(partial / path.name, tensors, plan, source):
                 done += read
-                say(done, total)
+                say(done * read_bytes // total, read_bytes)
         _beside(directory, partial, config, files, source)
         partial.chmod(0o755)
         partial.replace(out)
@@ -86,7 +90,18 @@ def quantize(directory: Path, out: Path, to: To, say: Say = lambda done, of: Non
         raise
     count = sum(1 for _ in _matrices(config))
     names = tuple(sorted(path.name for path in files))
-    return QuantizationReport(names, total, need, len(plan), count - len(plan))
+    return QuantizationReport(names, read_bytes, need, len(plan), count - len(plan))
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    """The files that hold the weights of a folder, or of a GGUF file, as they are."""
+    return gguf.files_of(directory) if gguf.is_gguf(directory) else weight_files(directory)
+
+
+def _narrowed(source: Checkpoint, plan: Plan) -> Checkpoint:
+    """The same, what is widened and stays out of blocks widened to bfloat16 alone."""
+    found = source.tensors.items()
+    return replace(source, tensors={name: one if name in plan else widened_to(one, "bfloat16") for name, one in found})
 
 
 def _matrices(config: DecoderConfig) -> Iterator[Piece]:
@@ -98,10 +113,10 @@ Plan = dict[str, tuple[Piece, Piece]]
 """By the name of a tensor that is stored otherwise afterwards: as it is, as it will be."""
 
 
-def _plan(source: Checkpoint, to: To) -> tuple[DecoderConfig, Plan]:
+def _plan(directory: Path, source: Checkpoint, to: To) -> tuple[DecoderConfig, Plan]:
     config = source.config
     if config.quantization is not None or (config.experts is not None and config.experts.stored == "mxfp4"):
-        raise Unsupported("directory", "holds a model that is quantized already; take the one that it was made of")
+        raise Unsupported(str(directory), "holds a model that is quantized already; take the one that it was made of")
     how = Quantization(scheme=to, group_size=GROUP, back_off=BACK_OFF)
     after = DecoderConfig.from_document(config.document() | {"quantization": how.document()})
     pairs = zip(_matrices(config), _matrices(after), strict=True)

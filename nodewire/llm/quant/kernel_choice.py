@@ -17,10 +17,11 @@ import torch
 from nodewire.llm.quant import onnx_session
 from nodewire.llm.quant.blocks import activations
 from nodewire.llm.quant.kernels import InColumns, InPanels, InRows, Kernel
+from nodewire.llm.spec.config import Blocks
 from nodewire.llm.spec.quant_memory import in_panels, loaded_rows, measured_rows
 
 if TYPE_CHECKING:
-    from nodewire.llm.spec.config import Blocks
+    from nodewire.llm.spec.config import Quantization
 
 _RUNS = 7
 _CLEARLY = 0.9
@@ -50,11 +51,19 @@ def _makes(shape: tuple[int, int], blocks: Blocks, dtype: torch.dtype, device: t
         found.append(lambda shape: InPanels(shape, blocks))
     else:
         found.append(lambda shape: InRows(shape, blocks, dtype, device))
-    # With more threads its own and PyTorch's, which wait for work without sleep, take each other's cores.
-    has_core = alone and device.type == "cpu" and torch.get_num_threads() == 1
-    if has_core and blocks.rounds_inputs and onnx_session.available(blocks):
+    if alone and _may_be_in_session(blocks, device):
         found.append(lambda shape: onnx_session.InSession(shape, blocks))
     return found
+
+
+def prepare_alone(quantization: Quantization | None, device: torch.device) -> None:
+    """Give this process's threads to the library that may multiply its model's matrices, of a model that is alone."""
+    if quantization and _may_be_in_session(Blocks(quantization.scheme, quantization.group_size), device):
+        onnx_session.take_threads()
+
+
+def _may_be_in_session(blocks: Blocks, device: torch.device) -> bool:
+    return device.type == "cpu" and blocks.rounds_inputs and onnx_session.available(blocks)
 
 
 def adds_bytes() -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nodewire.errors import BadTask
-from nodewire.llm.quant.matrix import InBlocks
+from nodewire.llm.quant.matrix import BlockMatrix
 from nodewire.llm.spec.quant_memory import loaded_rows
 
 if TYPE_CHECKING:
@@ -28,21 +28,21 @@ def load(
     device: torch.device,
     *,
     alone: bool = False,
-) -> dict[str, InBlocks | list[InBlocks]]:
+) -> dict[str, BlockMatrix | list[BlockMatrix]]:
     """Those of the parameters that are in blocks; of experts, one of each. `alone`: as `kernel_choice.kernel` has it.
 
     Raises:
         BadTask: the file ends early, or holds a scale that is not finite.
 
     """
-    found: dict[str, InBlocks | list[InBlocks]] = {}
+    found: dict[str, BlockMatrix | list[BlockMatrix]] = {}
     for role, parameter in parameters.items():
         if parameter.blocks is None:
             continue
         *experts, rows, width = parameter.shape
         made = []
         for number in range(experts[0] if experts else 1):
-            matrix = InBlocks((rows, width), parameter.blocks, dtype, device, alone=alone)
+            matrix = BlockMatrix((rows, width), parameter.blocks, dtype, device, alone=alone)
             for first, last in _steps(rows, width):
                 at = number * rows + first
                 matrix.put(first, *_read(pieces[role], parameter.blocks, at, at + last - first, fill))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nodewire.llm.spec.config import Blocks
 
 
-class InBlocks:
+class BlockMatrix:
     """A matrix in blocks: what `linear` takes besides tensors. `alone` is as `kernel_choice.kernel` has it."""
 
     def __init__(
@@ -37,14 +37,14 @@ class InBlocks:
         return self.kept.multiply(activations(x, self.blocks.size) if rounds else x)
 
 
-Matrix = Tensor | InBlocks
+Matrix = Tensor | BlockMatrix
 
 
 def kernel_of(role: str, one: object) -> tuple[str, str] | None:
     """A layer's matrix by role and shape, and what multiplies with it; None of what is no matrix."""
     if isinstance(one, list):
         one = one[0]
-    if isinstance(one, InBlocks):
+    if isinstance(one, BlockMatrix):
         return f"{role} {list(one.shape)}", one.kept.NAME
     if isinstance(one, Tensor) and one.ndim == 2:
         return f"{role} {list(one.shape)}", Row(one).name

@@ -2,7 +2,8 @@
 
 Each matrix is a session of one operator, MatMulNBits
 (https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md), which is written here from codes and
-scales; no file is read. Sessions compute in the thread that calls them.
+scales; no file is read. Sessions compute in the thread that calls them, and in those that they were given together.
+A pool for each session would be some hundred threads that wait for work without sleep.
 """
 
 from __future__ import annotations
@@ -26,6 +27,27 @@ _DOMAIN = "com.microsoft"
 def available(blocks: Blocks) -> bool:
     """Whether the library is installed, and has such blocks."""
     return blocks.size in _SIZES and all(find_spec(name) is not None for name in ("onnx", "onnxruntime"))
+
+
+class _Pool:
+    """The threads of all sessions that are made from now on; as long as there is one, that which calls them."""
+
+    threads = 1
+
+
+def take_threads() -> None:
+    """Give the threads that PyTorch has to the sessions that are made from now on. PyTorch keeps one.
+
+    The threads of both wait for work without sleep, so that they would take each other's cores. The library makes its
+    pool once in a process: a second call finds that.
+    """
+    import onnxruntime
+
+    if (count := torch.get_num_threads()) > 1:
+        if _Pool.threads == 1:
+            onnxruntime.set_global_thread_pool_sizes(count, 1)
+            _Pool.threads = count
+        torch.set_num_threads(1)
 
 
 class InSession:
@@ -85,7 +107,10 @@ def _session(model: bytes) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    if _Pool.threads > 1:
+        options.use_per_session_threads = False
+    else:
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.enable_cpu_mem_arena = False
     options.log_severity_level = 3
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

@@ -11,7 +11,7 @@ from torch import Tensor
 from nodewire.errors import BadConfig, NodewireError
 from nodewire.llm.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from nodewire.llm.checkpoint.loader import filler
-from nodewire.llm.cuda_graphs.runner import Around, Graphing, Graphs
+from nodewire.llm.cuda_graphs.runner import Graphing, Graphs, StepEnds
 from nodewire.llm.families import end_tensors, stage_tensors
 from nodewire.llm.kv import static_buffers
 from nodewire.llm.kv.sequence_cache import Lane, Lanes
@@ -135,9 +135,9 @@ def _loaded(
     return [_Decoder(vocabulary, layers, pool.open(), graphs) for _ in range(lanes)]
 
 
-def _around(vocabulary: Vocabulary, device: torch.device) -> Around:
+def _around(vocabulary: Vocabulary, device: torch.device) -> StepEnds:
     """Ids in, the last row's logits out."""
-    return Around(
+    return StepEnds(
         inputs=lambda rows: torch.zeros(rows, dtype=torch.int64, device=device),
         enter=lambda ids: vocabulary.embed(ids)[0],
         leave=lambda y: vocabulary.logits(y[None, -1:]),

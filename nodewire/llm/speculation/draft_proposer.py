@@ -26,7 +26,7 @@ _MISSED = (0.4, 0.15, 0.08, 0.04)  # how the large model's other choices are sha
 
 
 class Decoder(Protocol):
-    """A whole decoder with one lane (`reference.Whole`)."""
+    """A whole decoder with one lane (`reference.LocalDecoder`)."""
 
     positions: int
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from nodewire.errors import BadTask
-from nodewire.llm.tokens.sentencepiece import MAX_PIECES, NORMAL, Piece, tokenizer_of
+from nodewire.errors import BadTask, TooLarge
+from nodewire.llm.tokens.sentencepiece import MAX_CHARS, MAX_PIECES, NORMAL, MergeCount, Piece, tokenizer_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -44,6 +44,7 @@ def converted(data: bytes) -> tuple[bytes, list[int]]:
 
     Raises:
         BadTask: neither of the two, or one of another kind than Llama's.
+        TooLarge: over 2^24 characters in all tokens, or too many merges that they stand for.
 
     """
     tokenizer, ends = _of_sentencepiece(data) if data[:1] == b"\n" else _of_ranks(data)
@@ -60,14 +61,16 @@ def _of_ranks(data: bytes) -> tuple[Tokenizer, list[int]]:
             raise BadTask("tokenizer.model", "neither sentencepiece nor lines of base64 and rank") from None
         if len(ranks) > MAX_PIECES:
             raise BadTask("tokenizer.model", f"more than {MAX_PIECES} tokens")
+    _check_size(ranks)
     if any(bytes([byte]) not in ranks for byte in range(256)):
         raise BadTask("tokenizer.model", "a byte has no rank")
     if sorted(ranks.values()) != list(range(len(ranks))) or max(map(len, ranks), default=0) > 512:
         raise BadTask("tokenizer.model", "its ranks leave gaps, or a token is too long")
+    count = MergeCount("tokenizer.model")
     merges = [
         (left, right)
         for token in sorted(ranks, key=ranks.__getitem__)
-        for left, right in sorted(_halves(token, ranks), key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+        for left, right in sorted(_halves(token, ranks, count), key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
     ]
     spelled = _spelling()
     tokenizer = Tokenizer(
@@ -93,9 +96,16 @@ def _of_ranks(data: bytes) -> tuple[Tokenizer, list[int]]:
     return tokenizer, [len(ranks) + _SPECIAL.index(name) for name in _ENDS]
 
 
-def _halves(token: bytes, ranks: dict[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
+def _check_size(tokens: Iterable[str | bytes]) -> None:
+    """Raises TooLarge."""
+    if (size := sum(map(len, tokens))) > MAX_CHARS:
+        raise TooLarge("tokenizer.model", f"{size} characters in all tokens, at most {MAX_CHARS}")
+
+
+def _halves(token: bytes, ranks: dict[bytes, int], count: MergeCount) -> Iterator[tuple[bytes, bytes]]:
     for i in range(1, len(token)):
         if token[:i] in ranks and token[i:] in ranks:
+            count.add(len(token))
             yield token[:i], token[i:]
 
 
@@ -134,6 +144,7 @@ def _of_sentencepiece(data: bytes) -> tuple[Tokenizer, list[int]]:
             raise BadTask("tokenizer.model", f"more than {MAX_PIECES} pieces")
     if kind != 2:
         raise BadTask("tokenizer.model", "a sentencepiece model of another kind than byte pairs")
+    _check_size(piece.text for piece in pieces)
     tokenizer = tokenizer_of(pieces, "tokenizer.model")
     ids = {piece.text: i for i, piece in enumerate(pieces)}
     if "<s>" in ids:

@@ -8,6 +8,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as _Tokenizer
 
 from nodewire.errors import BadInput, TooLarge
+from nodewire.text import growth
 from nodewire.text.detokenizer import Detokenizer, guarded
 
 if TYPE_CHECKING:
@@ -19,10 +20,14 @@ _LEAST = 16
 
 
 class Tokenizer:
-    """A loaded tokenizer.json. Its customers decode with the same `Detokenizer`. Raises as that."""
+    """A loaded tokenizer.json. Its customers decode with the same `Detokenizer`.
+
+    Raises as that, and BadTask: it makes too much of a text (`nodewire.text.growth`).
+    """
 
     def __init__(self, data: bytes) -> None:
         self._detokenizer = Detokenizer(data)
+        growth.check(self._detokenizer.around)
         with guarded("not a tokenizer.json"):
             self._tokenizer = _Tokenizer.from_str(data.decode())
         # Truncation and padding are the caller's business: a prompt that is too long is refused, not cut.

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from nodewire.nostr.event import Event
 
 MAX_MESSAGE_BYTES = 131_072
+MAX_RELAY_FRAME_BYTES = 2**20
+"""The most that a relay may send at once. Events between the two bounds are passed over: other relays keep them."""
 MAX_FILTERS = 64  # in one REQ or COUNT
 MAX_FILTER_VALUES = 2_048  # ids, authors, kinds and tag values of one filter together
 MAX_FILTER_VALUE_BYTES = 1_024

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import astuple
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterator
 
+    from nodewire.pay.accounts.debts import Key
+
 KEY = "job = ? AND payee = ? AND chunk = ? AND attempt = ?"
 """Of one debt or due, in SQL."""
+BY_NAME = "(job, payee, chunk, attempt) IN (SELECT job, payee, chunk, attempt FROM by_name)"
+"""Of those that nothing settles but a customer's zap request that names them."""
 
 
 class Book:
@@ -22,6 +27,14 @@ class Book:
     _db: sqlite3.Connection
     _unflushed = 0
     """How many transactions were left to that, ever."""
+
+    def set_by_name(self, key: Key) -> None:
+        """Nothing settles it from now on but what names it: a payment, or its customer's word."""
+        self._db.execute("INSERT INTO by_name VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING", astuple(key))
+
+    def is_by_name(self, key: Key) -> bool:
+        """Whether nothing settles it but what names it."""
+        return self._db.execute(f"SELECT 1 FROM by_name WHERE {KEY}", astuple(key)).fetchone() is not None
 
     @contextmanager
     def _transaction(self, *, is_flushed: bool = True) -> Iterator[None]:

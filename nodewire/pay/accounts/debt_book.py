@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING
 
 from nodewire.errors import NotAllowed, NotFound, OverBudget
 from nodewire.pay.accounts import debts
-from nodewire.pay.accounts.book import KEY, Book
+from nodewire.pay.accounts.book import BY_NAME, KEY, Book
 from nodewire.pay.accounts.debts import Debt, JobBudget, Key, Part, Payment
 from nodewire.pay.accounts.dues import NO_CREDIT, CreditTerms
 
@@ -44,21 +44,31 @@ class Tab:
 
 class DebtBook(Book):
     def plan(
-        self, key: Key, amount_msat: int, *, budget: JobBudget | None = None, lnurl: str = "", at_s: int = 0
+        self,
+        key: Key,
+        amount_msat: int,
+        *,
+        budget: JobBudget | None = None,
+        lnurl: str = "",
+        at_s: int = 0,
+        is_prepaid: bool = False,
+        by_name: bool = False,
     ) -> Debt:
         """Enter a debt, or find it as it stands.
 
-        Routing fees come on top of the budget. What the payee was paid ahead settles it at once. It is on disk after
-        `flushed`, or the next step of a payment.
+        Routing fees come on top of the budget. What the payee was paid ahead settles it at once. If it is `by_name`, a
+        payment that names it does, or `settle_by_ahead`. Of one that `is_prepaid` the payee hears by a statement alone.
+        It is on disk after `flushed`, or a payment's next step.
 
         Raises:
             NotAllowed: it is entered with another amount.
             OverBudget: with it, the job would cost the budget's payees more than that.
 
-
         """
         with self._transaction(is_flushed=False):
             known = self._debt(key)
+            if by_name:
+                self.set_by_name(key)
             if known is not None:
                 if known.amount_msat != amount_msat:
                     raise NotAllowed("amount_msat", f"planned with {known.amount_msat} msat, not {amount_msat} msat")
@@ -73,6 +83,8 @@ class DebtBook(Book):
                     raise OverBudget("amount_msat", f"{total_msat} msat for the job, {allowed}")
             row = (*astuple(key), amount_msat, lnurl, at_s)
             self._db.execute("INSERT INTO debts VALUES (?, ?, ?, ?, ?, 'owed', ?, ?)", row)
+            if is_prepaid:
+                self._db.execute("INSERT INTO unstated VALUES (?, ?, ?, ?)", astuple(key))
             self._spend_ahead(key.payee)
             return self.debt(key)
 
@@ -91,8 +103,19 @@ class DebtBook(Book):
         return self._debts("state = 'owed' ORDER BY rowid", ())
 
     def unpaid_to(self, payee: str) -> list[Debt]:
-        """Those to one payee."""
-        return self._debts("state = 'owed' AND payee = ? ORDER BY rowid", (payee,))
+        """Those to one payee that any payment to it settles."""
+        return self._debts(f"state = 'owed' AND payee = ? AND NOT {BY_NAME} ORDER BY rowid", (payee,))
+
+    def unstated(self, payee: str) -> list[Debt]:
+        """The prepaid debts to one payee that are settled, and of which it has not heard; by job and chunk."""
+        keys = "SELECT job, payee, chunk, attempt FROM unstated WHERE payee = ?"
+        where = f"state = 'paid' AND (job, payee, chunk, attempt) IN ({keys}) ORDER BY job, chunk"
+        return self._debts(where, (payee,))
+
+    def stated(self, keys: Iterable[Key]) -> None:
+        """The payee has heard of these debts."""
+        with self._transaction():
+            self._db.executemany(f"DELETE FROM unstated WHERE {KEY}", [astuple(key) for key in keys])
 
     def debts_of(self, job: str) -> list[Debt]:
         """Every debt of a job, oldest entry first."""
@@ -121,6 +144,10 @@ class DebtBook(Book):
         sql += ", most_msat = excluded.most_msat, unit_msat = excluded.unit_msat"
         self._db.execute(sql, (payee, *astuple(credit)))
 
+    def set_unit(self, payee: str, unit_msat: int) -> None:
+        """Keep what the payee's wallet takes multiples of."""
+        self.set_credit(payee, replace(self.credit(payee), unit_msat=unit_msat))
+
     def credit(self, payee: str) -> CreditTerms:
         """How much the payee may be owed, by what it said last; nothing where it never did."""
         row = self._db.execute(
@@ -142,12 +169,30 @@ class DebtBook(Book):
         with self._transaction():
             if not self._db.execute(f"DELETE FROM debts WHERE {KEY} AND state = 'owed'", astuple(key)).rowcount:
                 return
-            sql = f"SELECT payment_hash, msat FROM parts WHERE {KEY}"
-            for payment_hash, msat in self._db.execute(sql, astuple(key)).fetchall():
-                sql = "UPDATE payments SET ahead_msat = ahead_msat + ? WHERE payment_hash = ?"
-                self._db.execute(sql, (msat, payment_hash))
-            self._db.execute(f"DELETE FROM parts WHERE {KEY}", astuple(key))
+            self._free(key)
             self._spend_ahead(key.payee)
+
+    def settle_by_ahead(self, key: Key) -> Debt:
+        """The payee itself says that a debt is settled by what it was paid ahead: so it is here, and no more by name.
+
+        By its own book the payee may have spent less on others. Then what is left of this debt here is owed as theirs.
+        """
+        with self._transaction():
+            self._db.execute(f"DELETE FROM by_name WHERE {KEY}", astuple(key))
+            for debt in self.unpaid_to(key.payee):
+                if debt.paid_msat:
+                    self._free(debt.key, "AND payment_hash IN (SELECT payment_hash FROM payments WHERE state = 'paid')")
+            self._spend_on([self.debt(key)], self._ahead(key.payee))
+            self._spend_ahead(key.payee)
+            return self.debt(key)
+
+    def _free(self, key: Key, which: str = "") -> None:
+        """What was paid of a debt, or will be, is ahead: of all its parts, or those that SQL says."""
+        sql = f"SELECT payment_hash, msat FROM parts WHERE {KEY} {which}"
+        for payment_hash, msat in self._db.execute(sql, astuple(key)).fetchall():
+            sql = "UPDATE payments SET ahead_msat = ahead_msat + ? WHERE payment_hash = ?"
+            self._db.execute(sql, (msat, payment_hash))
+        self._db.execute(f"DELETE FROM parts WHERE {KEY} {which}", astuple(key))
 
     def tabs(self) -> list[Tab]:
         """Those with every payee that was ever owed or paid, the largest debt first."""
@@ -243,12 +288,18 @@ class DebtBook(Book):
 
     def _spend_ahead(self, payee: str) -> None:
         """Settle debts by what their payee was paid ahead, the oldest first; those that a payment is made for wait."""
+        if ahead := self._ahead(payee):
+            self._spend_on([debt for debt in self.unpaid_to(payee) if not _is_live(debt, ())], ahead)
+
+    def _ahead(self, payee: str) -> list[tuple[str, int]]:
+        """What a payee was paid ahead (msat), by payment, the oldest first."""
         sql = "SELECT payment_hash, ahead_msat FROM payments WHERE payee = ? AND state = 'paid' AND ahead_msat > 0"
-        ahead = self._db.execute(f"{sql} ORDER BY rowid", (payee,)).fetchall()
-        if not ahead:
-            return
-        for debt in self.unpaid_to(payee):
-            left_msat = 0 if _is_live(debt, ()) else debt.left_msat
+        return self._db.execute(f"{sql} ORDER BY rowid", (payee,)).fetchall()
+
+    def _spend_on(self, owed: Sequence[Debt], ahead: list[tuple[str, int]]) -> None:
+        """Settle debts in this order, as far as what was paid ahead suffices."""
+        for debt in owed:
+            left_msat = debt.left_msat
             while left_msat and ahead:
                 payment_hash, held_msat = ahead[0]
                 used_msat = min(left_msat, held_msat)
@@ -282,15 +333,15 @@ class DebtBook(Book):
         """Every receipt of the job is given and closed: relays have taken them."""
         self._db.execute("INSERT INTO closed VALUES (?) ON CONFLICT DO NOTHING", (job,))
 
-    def end_job(self, job: str, came: int) -> None:
-        """The customer has seen the job's end: nothing more of it will come. Its first `count_received` chunks did."""
-        self._db.execute("INSERT INTO ended VALUES (?, ?) ON CONFLICT DO NOTHING", (job, came))
+    def end_job(self, job: str, count_owed: int) -> None:
+        """The customer has seen the job's end: nothing more will come. Its first `count_owed` chunks are owed."""
+        self._db.execute("INSERT INTO ended VALUES (?, ?) ON CONFLICT DO NOTHING", (job, count_owed))
 
     def has_ended(self, job: str) -> bool:
         return self._db.execute("SELECT 1 FROM ended WHERE job = ?", (job,)).fetchone() is not None
 
-    def count_received(self, job: str) -> int | None:
-        """How many chunks of a job that has ended came; None if that is not known."""
+    def count_owed(self, job: str) -> int | None:
+        """How many chunks of a job that has ended are owed; None if that is not known."""
         row = self._db.execute("SELECT came FROM ended WHERE job = ?", (job,)).fetchone()
         return None if row is None else row[0]
 

@@ -11,14 +11,11 @@ word about that hash. So a chunk is paid at most once, whenever a process dies, 
 
 from __future__ import annotations
 
-import hashlib
-import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from nodewire.errors import BadInput, NotAllowed
-
-_HEX32 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+from nodewire.pay.lightning.invoices import opens
 
 PaymentState = Literal["invoiced", "paying", "paid", "failed"]
 State = Literal["planned"] | PaymentState
@@ -167,10 +164,3 @@ def apply(event: Event, payment: Payment) -> Payment:
             return replace(payment, state="paid", preimage=preimage, fee_msat=fee_msat, reason="")
         case PaymentFailure(reason):
             return replace(payment, state="failed", reason=reason) if payment.state == "paying" else payment
-
-
-def opens(preimage: str, payment_hash: str) -> bool:
-    """Whether `preimage` (64 hex digits) hashes to `payment_hash`: it proves that the payment was made."""
-    if _HEX32.fullmatch(preimage) is None:
-        return False
-    return hashlib.sha256(bytes.fromhex(preimage)).hexdigest() == payment_hash

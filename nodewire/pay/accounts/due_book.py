@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from nodewire.errors import BadInput, NotAllowed, NotFound
 from nodewire.pay.accounts import dues
-from nodewire.pay.accounts.book import KEY, Book
-from nodewire.pay.accounts.debts import Key, opens
+from nodewire.pay.accounts.book import BY_NAME, KEY, Book
+from nodewire.pay.accounts.debts import Key
 from nodewire.pay.accounts.dues import CreditTerms, Due
+from nodewire.pay.lightning.invoices import opens
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -62,7 +63,7 @@ class DueBook(Book):
     unbilled: UnbilledPayments
     """Deposits and tips."""
 
-    def owe(self, due: Due, *, under_way: bool = False, claim: str = "") -> Due:
+    def owe(self, due: Due, *, under_way: bool = False, claim: str = "", by_name: bool = False) -> Due:
         """Enter a due, or find it as it stands: settled at once where the customer's balance does.
 
         It is on disk after `flushed`.
@@ -70,6 +71,7 @@ class DueBook(Book):
         `under_way`: whether it must be paid hangs on how its job ends. `went_through`, `broke_off` or `interrupted`
         will say that; the last will, too, if this process ends before. `claim`: the event that asks for it, which has
         to be told: until `mark_claimed` it is among the `untold`, for nobody is in debt for what he never heard of.
+        `by_name`: the customer has yet to judge what it is for. It is settled when a zap request of its names it.
 
         Raises:
             NotAllowed: it is entered with another customer or amount.
@@ -81,6 +83,8 @@ class DueBook(Book):
             if known is None:
                 if under_way:
                     self._db.execute("INSERT INTO broken VALUES (?, ?, ?, ?, NULL)", astuple(due.key))
+                if by_name:
+                    self.set_by_name(due.key)
                 key, *rest = astuple(due)
                 self._db.execute("INSERT INTO dues VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*key, *rest))
                 if claim:
@@ -126,7 +130,7 @@ class DueBook(Book):
             quoted += " AND q.chunk = dues.chunk AND q.attempt = dues.attempt)"
             sql = f"DELETE FROM dues WHERE {KEY} AND state = 'due' AND NOT {quoted}"
             if self._db.execute(sql, astuple(key)).rowcount:
-                for table in ("untold", "broken"):
+                for table in ("untold", "broken", "by_name"):
                     self._db.execute(f"DELETE FROM {table} WHERE {KEY}", astuple(key))
 
     def due(self, key: Key) -> Due:
@@ -135,6 +139,11 @@ class DueBook(Book):
         if due is None:
             raise NotFound("due", "nothing is owed for that")
         return due
+
+    def is_due_from(self, key: Key, customer: str) -> bool:
+        """Whether a due was ever entered for this, as this customer's: paid or not."""
+        due = self._due(key)
+        return due is not None and due.customer == customer
 
     def acknowledge(self, job: str, customer: str, chunk: int, total_msat: int, document: str) -> None:
         """Keep what the customer has signed that it owes for a job: `total_msat` up to `chunk`.
@@ -165,6 +174,14 @@ class DueBook(Book):
         row = self._db.execute("SELECT total_msat, document FROM signed_tabs WHERE job = ?", (job,)).fetchone()
         return (0, "") if row is None else (int(row[0]), str(row[1]))
 
+    def settle_by_name(self, key: Key) -> list[Due]:
+        """The customer has named a due: what its balance settles then, if it covers that one. Raises NotFound."""
+        with self._transaction():
+            due = self.due(key)
+            if due.state != "due" or due.amount_msat > self.balance_msat(due.customer):
+                return []
+            return self._settle_dues(due.customer, 0, key, None, 0)
+
     # Invoices and payments.
 
     def quoted(self, quote: Quote) -> None:
@@ -187,8 +204,8 @@ class DueBook(Book):
                 raise NotAllowed("payment_hash", "quoted before") from error
 
     def quotes(self, key: Key) -> list[Quote]:
-        """The invoices made for a due, oldest first."""
-        sql = f"SELECT {_QUOTE} FROM quotes WHERE {KEY} ORDER BY rowid"
+        """The invoices made for a due, oldest first. A nutzap, which has none, is not among them."""
+        sql = f"SELECT {_QUOTE} FROM quotes WHERE {KEY} AND bolt11 <> '' ORDER BY rowid"
         return [_to_quote(row)[0] for row in self._db.execute(sql, astuple(key))]
 
     def quote(self, payment_hash: str) -> Quote | None:
@@ -214,7 +231,7 @@ class DueBook(Book):
             sql = f"SELECT {_QUOTE} FROM quotes WHERE payment_hash = ? AND state = 'open'"
             row = self._db.execute(sql, (payment_hash,)).fetchone()
             if row is None:
-                depositor = self.unbilled.settle(came, self.is_customer)
+                depositor = self.unbilled.settle(came, self.is_depositor)
                 if not depositor:
                     return []
                 return self._settle_dues(depositor, came.amount_msat, None, payment_hash, came.settled_at_s)
@@ -235,7 +252,8 @@ class DueBook(Book):
         balance_msat = self.balance_msat(customer) + came_msat
         if not balance_msat:
             return []
-        unpaid = self._dues("customer = ? AND state = 'due' ORDER BY rowid", (customer,))
+        which, values = (f"NOT {BY_NAME}", ()) if named is None else (f"({KEY} OR NOT {BY_NAME})", astuple(named))
+        unpaid = self._dues(f"customer = ? AND state = 'due' AND {which} ORDER BY rowid", (customer, *values))
         settled, left_msat = dues.settle(balance_msat, unpaid, named)
         sql = f"UPDATE dues SET state = 'settled', payment_hash = ?, settled_at_s = ? WHERE {KEY}"
         if payment_hash is None and settled:  # the balance stands from the last payment
@@ -321,6 +339,10 @@ class DueBook(Book):
     def is_customer(self, key: str) -> bool:
         """Whether anything was ever due from a key."""
         return self._db.execute("SELECT 1 FROM dues WHERE customer = ? LIMIT 1", (key,)).fetchone() is not None
+
+    def is_depositor(self, key: str) -> bool:
+        """Whether an ordinary zap of a key is a deposit, and no tip."""
+        return self.is_customer(key)
 
     def deposit_msat(self, customer: str) -> int:
         """All that a customer key has ever paid in by ordinary zaps, whatever it has bought since."""

@@ -2,7 +2,7 @@
 
 A payment counts when the provider's own wallet reports it as settled, with its preimage. It settles the due that its
 zap request names, then others of the same job, then the customer's other ones, the oldest first, each as a whole. What
-is left is the customer's balance, which settles what falls due next. A deposit is settled by name alone.
+is left is the customer's balance, which settles what falls due next. Parts of trainings are settled by name alone.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ NO_CREDIT = CreditTerms()
 def settle(balance_msat: int, unpaid: Iterable[Due], named: Key | None) -> tuple[list[Due], int]:
     """The dues of `unpaid` (one customer's, oldest first) that a balance settles, and the balance that is left.
 
-    `named` is the due that a payment's zap request names; None for a balance that was there before.
+    `named` is the due that a zap request names; None for a balance that was there before.
     """
-    wanted = [due for due in unpaid if due.due_by_s < NEVER_S or due.key == named]
+    wanted = list(unpaid)
     if named is not None:
         wanted.sort(key=lambda due: (due.key != named, due.key.job != named.job))  # stable: the oldest first
     settled = []

@@ -54,6 +54,7 @@ _TABS = """CREATE TABLE IF NOT EXISTS tabs (
     payee TEXT PRIMARY KEY, owed_msat INTEGER NOT NULL DEFAULT 0, settled_msat INTEGER NOT NULL DEFAULT 0,
     paid_msat INTEGER NOT NULL DEFAULT 0, ahead_msat INTEGER NOT NULL DEFAULT 0
 ) STRICT"""
+_BY_NAME = f"CREATE TABLE IF NOT EXISTS by_name ({_CHUNK}, {_CHUNK_KEY}) STRICT"
 _ACCOUNTS = """CREATE TABLE IF NOT EXISTS accounts (
     customer TEXT PRIMARY KEY, owed_msat INTEGER NOT NULL DEFAULT 0, paid_msat INTEGER NOT NULL DEFAULT 0
 ) STRICT"""
@@ -85,7 +86,7 @@ def _kept(total: str, key: str, table: str, sums: Mapping[str, str]) -> str:
     )
 
 
-_VERSION = 6
+_VERSION = 7
 _STEPS = {
     1: "ALTER TABLE debts ADD COLUMN lnurl TEXT NOT NULL DEFAULT ''",
     2: "CREATE TABLE IF NOT EXISTS ended (job TEXT PRIMARY KEY) STRICT; ALTER TABLE ended ADD COLUMN came INTEGER",
@@ -147,6 +148,8 @@ INSERT INTO accounts SELECT customer, sum(owed), sum(paid) FROM (
     SELECT customer, 0, amount_msat FROM quotes
 ) GROUP BY customer
 """,
+    # What settles a due, or a debt, is the customer's word where there is anything to judge before.
+    6: f"{_BY_NAME}; INSERT INTO by_name SELECT job, payee, chunk, attempt FROM dues WHERE due_by_s >= {NEVER_S}",
 }
 _SCHEMA = f"""
 {_DEBTS};
@@ -164,6 +167,7 @@ CREATE INDEX IF NOT EXISTS quotes_of_due ON quotes (job, payee, chunk, attempt);
 CREATE INDEX IF NOT EXISTS quotes_of_customer ON quotes (customer);
 CREATE INDEX IF NOT EXISTS quotes_unreceipted ON quotes (state) WHERE state = 'settled';
 {_BALANCES};
+{_BY_NAME};
 {_TABS};
 {_kept("tabs", "payee", "debts", {"owed_msat": _OWED, "settled_msat": _SETTLED})}
 {_kept("tabs", "payee", "payments", {"paid_msat": _SETTLED, "ahead_msat": _AHEAD})}
@@ -177,6 +181,7 @@ CREATE TABLE IF NOT EXISTS signed_tabs (
     job TEXT PRIMARY KEY, customer TEXT NOT NULL, chunk INTEGER NOT NULL, total_msat INTEGER NOT NULL,
     document TEXT NOT NULL
 ) STRICT;
+CREATE TABLE IF NOT EXISTS unstated ({_CHUNK}, {_CHUNK_KEY}) STRICT;
 CREATE TABLE IF NOT EXISTS closed (job TEXT PRIMARY KEY) STRICT;
 CREATE TABLE IF NOT EXISTS ended (job TEXT PRIMARY KEY, came INTEGER) STRICT;
 CREATE TABLE IF NOT EXISTS broken (

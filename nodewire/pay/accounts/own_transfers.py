@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from nodewire.core.sqlite import transaction
 from nodewire.errors import BadInput, NotAllowed, NotFound
-from nodewire.pay.accounts.debts import opens
+from nodewire.pay.lightning.invoices import opens
 
 if TYPE_CHECKING:
     import sqlite3

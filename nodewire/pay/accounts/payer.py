@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
@@ -15,6 +15,7 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts import debts, zaps
 from nodewire.pay.accounts.debts import Debt, JobBudget, Key, Payment
+from nodewire.pay.accounts.dues import CREDIT_PARTS
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.funds import Funds
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 BuildRequest = Callable[..., Event]
 """Signs a zap request, as `zaps.build_request` does."""
+Route = Callable[[str, int], Awaitable["Fetch | None"]]
+"""The wallet's own way to pay a payee (pubkey) an amount (msat), without its endpoint; None where it has none."""
 log = logging.getLogger("nodewire.pay")
 _WAIT_S = 60.0
 """For a payment to arrive or fail. One that is on its way for longer is left to it, and asked after later."""
@@ -52,9 +55,18 @@ class Fees:
 
 @dataclass(frozen=True, slots=True)
 class ZapTerms:
-    """How a debt is paid. `alone`: to the msat, by itself. `build` signs its zap request, as a chunk's by default."""
+    """How a debt is paid. `alone`: to the msat, by itself. `build` signs its zap request, as a chunk's by default.
+
+    `is_asked`: the payee is to say first that it is not paid, at its endpoint.
+    """
 
     alone: bool = False
+    is_asked: bool = False
+    is_prepaid: bool = False
+    """The payee gives no credit, and takes what is owed out of what it was paid ahead. It hears of each debt by a
+    statement of its customer. So a payment to it is at least a tenth of what it was paid before."""
+    by_name: bool = False
+    """Its payee waits for this customer's word: what was paid ahead settles it when a zap request names it."""
     credit: CreditTerms | None = None
     """How much the payee may be owed: a debt within that is only entered, and stands as it is."""
     build: BuildRequest = zaps.build_request
@@ -71,9 +83,12 @@ class Payer:
         *,
         network: str = "",
         fees: Fees = Fees(),
+        route: Route | None = None,
         now_s: Callable[[], float] = time.time,
     ) -> None:
+        """`route`: the wallet's own way to some payees."""
         self._keys = keys
+        self._route = route
         self._wallet = wallet
         self._ledger = ledger
         self._network = network
@@ -113,7 +128,15 @@ class Payer:
 
         """
         now_s = int(self._now_s())
-        debt = self._ledger.plan(key, amount_msat, budget=budget, lnurl=lnurl or "", at_s=now_s)
+        debt = self._ledger.plan(
+            key,
+            amount_msat,
+            budget=budget,
+            lnurl=lnurl or "",
+            at_s=now_s,
+            is_prepaid=terms.is_prepaid,
+            by_name=terms.by_name,
+        )
         if terms.credit is not None:
             self._ledger.set_credit(key.payee, terms.credit)
             if self._may_stand(debt):
@@ -157,16 +180,24 @@ class Payer:
         wanted = [debt, *(one for one in others if one.key != debt.key)]
         # The payee may have spent the balance on others: it takes no less for a chunk than that costs.
         amount_msat = max(debt.amount_msat, sum(one.left_msat for one in wanted))
+        if terms.is_prepaid:
+            amount_msat = max(amount_msat, self._ledger.tab(debt.key.payee).paid_msat // CREDIT_PARTS)
         if not terms.alone:
             unit_msat = max(info.unit_msat, self._ledger.credit(debt.key.payee).unit_msat)
             amount_msat = max(info.least_msat, -(-amount_msat // unit_msat) * unit_msat)
         # A wallet tries no invoice again that failed, and who makes them gives the same one for one request.
         created_at = int(self._now_s()) + len(debt.parts)
         request = terms.build(self._keys, debt.key, amount_msat, relays=relays, lnurl=lnurl, created_at=created_at)
+        own = await self._route(debt.key.payee, amount_msat) if self._route and not terms.is_asked else None
         try:
-            invoice = await fetch(request, amount_msat)
+            invoice = await (own or fetch)(request, amount_msat)
         except NotAllowed as error:
-            if error.field == PAID:
+            if error.field != PAID:
+                raise
+            if self._ledger.is_by_name(debt.key) and self._ledger.tab(debt.key.payee).paid_msat:
+                if (settled := self._ledger.settle_by_ahead(debt.key)).state == "paid":
+                    return settled
+            else:  # a ledger that was lost had paid it
                 self._ledger.forgive(debt.key)
             raise
         invoices.check(
@@ -216,6 +247,14 @@ class Payer:
         """No receipt of this customer will be asked for what is paid under this name."""
         self._ledger.close_job(job)
 
+    def unstated(self, payee: str) -> list[Debt]:
+        """The prepaid debts to one payee that are settled, and of which it has not heard; by job and chunk."""
+        return self._ledger.unstated(payee)
+
+    def stated(self, keys: Iterable[Key]) -> None:
+        """The payee has heard of these debts."""
+        self._ledger.stated(keys)
+
     def unpaid(self) -> list[Debt]:
         """The debts that are not paid, oldest first."""
         return self._ledger.unpaid()
@@ -228,13 +267,13 @@ class Payer:
         """Every debt of a job, oldest entry first."""
         return self._ledger.debts_of(job)
 
-    def end(self, job: str, came: int) -> None:
-        """The customer has seen the job's end: nothing more of it will come. Its first `count_received` chunks did."""
-        self._ledger.end_job(job, came)
+    def end(self, job: str, count_owed: int) -> None:
+        """The customer has seen the job's end: nothing more will come. Its first `count_owed` chunks are owed."""
+        self._ledger.end_job(job, count_owed)
 
-    def count_received(self, job: str) -> int | None:
-        """How many chunks came of a job that has ended; None if that is not known."""
-        return self._ledger.count_received(job)
+    def count_owed(self, job: str) -> int | None:
+        """How many chunks are owed of a job that has ended; None if that is not known."""
+        return self._ledger.count_owed(job)
 
     def has_ended(self, job: str) -> bool:
         """Whether `end` was called for it, in this process or an earlier one; one that died in mid-job has not."""

@@ -23,6 +23,8 @@ from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.wallet import Receipt
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from nodewire.nostr.event import Event
     from nodewire.nostr.keys import Keys
     from nodewire.pay.accounts.debts import Key
@@ -72,6 +74,7 @@ class Till:
         self._expect = expect
         self._now_s = now_s
         self._info: WalletInfo | None = None
+        self._on_settled: Callable[[Due], None] | None = None
         self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
         self._unbilled = asyncio.Lock()
 
@@ -79,8 +82,9 @@ class Till:
         """The invoice for a zap request (JSON as received): what LNURL's callback and the wire's frames ask for.
 
         The request must satisfy NIP-57 appendix D. If it names a chunk, its author must owe that, or have paid it and
-        owe others, and it is for no less than is due for that. Any other is an ordinary zap: a deposit of a customer,
-        or a tip. The same request gets the same invoice while that lives, whatever its `origin`.
+        owe others, and it is for no less than is due for that. What is settled by name alone is settled here where the
+        author's balance covers it. Any other is an ordinary zap: a deposit of a customer, or a tip. The same request
+        gets the same invoice while that lives, whatever its `origin`.
 
         Raises:
             BadZap: the request breaks a clause.
@@ -93,25 +97,33 @@ class Till:
         request = nip57.parse_request(zap_request, amount_msat=amount_msat, receipt_signer=self._keys.public)
         if request.recipient != self._keys.public:
             raise BadZap("p", "another provider")
-        if not zaps.is_for_chunk(request):
+        if not self.is_for_chunk(request):
             return await self._ordinary(request, zap_request, amount_msat, origin)
         key = zaps.chunk_of(request)
-        due = self._ledger.due(key)
-        # By its own book the customer may have spent its balance on another chunk, and owe this one for that.
-        if due.state == "settled" and not self._ledger.tab_msat(due.customer):
-            raise NotAllowed(PAID, "it is paid, and nothing else is owed")
+        due, by_name = self._ledger.due(key), self._ledger.is_by_name(key)
         if due.customer != request.sender:
             raise BadZap("pubkey", "another customer owes this chunk")
-        if amount_msat < due.amount_msat:
-            raise BadZap("amount", f"{due.amount_msat} msat are due, {amount_msat} msat are less")
         if self._expect is not None:
             self._expect(request)
+        if by_name:
+            self._tell(self._ledger.settle_by_name(key))
+            due = self._ledger.due(key)
+        # By its own book the customer may have spent its balance on another chunk, and owe this one for that.
+        if due.state == "settled" and (by_name or not self._ledger.tab_msat(due.customer)):
+            raise NotAllowed(PAID, "it is paid")
+        if amount_msat < due.amount_msat:
+            raise BadZap("amount", f"{due.amount_msat} msat are due, {amount_msat} msat are less")
         return await self._invoice(key, amount_msat, zap_request, zap_request, EXPIRY_S)
 
-    async def plain_invoice(self, key: Key, *, expiry_s: int) -> Invoice:
+    def is_for_chunk(self, request: ZapRequest) -> bool:
+        """Whether a zap request means to pay for a chunk."""
+        return zaps.is_for_chunk(request)
+
+    async def plain_invoice(self, key: Key, *, unit_msat: int, expiry_s: int) -> Invoice:
         """The invoice for a due whose customer sends no zap request, and gets no receipt but its preimage.
 
-        Its description's hash is of "JOB:CHUNK". While it lives it stays the same.
+        Its amount is the due's, rounded up to whole units. Nothing else settles that from now on. Its description's
+        hash is of "JOB:CHUNK". While it lives it stays the same.
 
         Raises:
             NotFound: nothing is due for that.
@@ -121,7 +133,10 @@ class Till:
         due = self._ledger.due(key)
         if due.state == "settled":
             raise NotAllowed(PAID, "it is paid")
-        return await self._invoice(key, due.amount_msat, "", f"{key.job}:{key.chunk}", expiry_s)
+        amount_msat = max((await self._known_wallet()).least_msat, due.amount_msat)
+        self._ledger.set_by_name(key)
+        amount_msat = -(-amount_msat // unit_msat) * unit_msat
+        return await self._invoice(key, amount_msat, "", f"{key.job}:{key.chunk}", expiry_s)
 
     async def tip(self, amount_msat: int, metadata: str, comment: str, origin: str) -> Invoice:
         """The invoice for a plain payment over LNURL (LUD-06), which commits to the endpoint's `metadata`.
@@ -218,7 +233,7 @@ class Till:
                         return invoice
             live = sum(not invoices.decode(earlier.bolt11).is_expired(now_s) for earlier in quotes[-MAX_QUOTES:])
             if live >= MAX_QUOTES:
-                raise NotAllowed("invoice", f"{live} are open for this chunk")
+                raise NotAllowed("invoice", f"{live} for this chunk are unpaid: pay one of them")
             invoice = await self._wallet.invoice(amount_msat, description=description, expiry_s=expiry_s)
             self._ledger.quoted(Quote(key, invoice.payment_hash, zap_request, invoice.bolt11, wallet))
             return invoice
@@ -234,16 +249,20 @@ class Till:
         Starts where the ledger's cursor of this wallet stands, so that what was paid while the process was down is
         found.
         """
+        self._on_settled = on_settled
         wallet = (await self._known_wallet()).id
         self._sign_receipts()
         async with asyncio.TaskGroup() as group:
             # Beside: relays that are slow, or refuse somebody's receipt, must not keep the next payment from counting.
             group.create_task(self._courier.run())
             async for came in self._wallet.settled(after=self._ledger.cursor(wallet)):
-                for due in self.clear(came, wallet):
-                    if on_settled is not None:
-                        on_settled(due)
+                self._tell(self.clear(came, wallet))
                 self._sign_receipts()
+
+    def _tell(self, settled: Sequence[Due]) -> None:
+        for due in settled:
+            if self._on_settled is not None:
+                self._on_settled(due)
 
     def clear(self, came: Receipt, wallet: str) -> list[Due]:
         """Enter one payment that settled in the wallet with this id; the dues that it settles.
@@ -310,6 +329,29 @@ class Till:
             self._ledger.unbilled.receipted(invoice.payment_hash, receipt.id)
         else:
             self._ledger.receipted(invoice.payment_hash, receipt.id)
+        return settled
+
+    def take_nutzap(
+        self, came: Receipt, wallet: str, *, nutzap: str, sender: str, named: Key | None, comment: str
+    ) -> list[Due]:
+        """Enter a nutzap (its event's id) whose ecash is in the purse with the id `wallet`; the dues that it settles.
+
+        It settles what `named` says if that is due from `sender`. Any other is an ordinary one: a deposit, or a tip. It
+        is its own receipt. Entered again it changes nothing.
+        """
+        book, payment_hash = self._ledger.unbilled, came.payment_hash
+        if not (book.has(payment_hash) or self._ledger.quote(payment_hash)):
+            if named is not None and self._ledger.is_due_from(named, sender):
+                self._ledger.quoted(Quote(named, payment_hash, "", "", wallet))
+            else:
+                until_s, whose = came.settled_at_s + KEPT_S, sender or nutzap
+                one = UnbilledInvoice(
+                    payment_hash, sender, comment, nutzap, "", "", wallet, until_s, whose, is_customer=True
+                )
+                book.enter(one)
+        settled = self.clear(came, wallet)
+        self._ledger.receipted(payment_hash, nutzap)
+        book.receipted(payment_hash, nutzap)
         return settled
 
     async def publish_receipts(self) -> list[NodewireError]:

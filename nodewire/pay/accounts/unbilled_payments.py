@@ -10,7 +10,7 @@ from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
 from nodewire.errors import BadInput, NotAllowed
-from nodewire.pay.accounts.debts import opens
+from nodewire.pay.lightning.invoices import opens
 
 if TYPE_CHECKING:
     import sqlite3

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from nodewire.errors import BadInput, BadZap
 from nodewire.nostr.nips import nip57
@@ -19,13 +19,24 @@ from nodewire.pay.lightning import invoices
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
-    from nodewire.nostr.event import Event
+    from nodewire.nostr.event import Event, Tags
     from nodewire.nostr.keys import Keys
     from nodewire.nostr.nips.nip57 import ZapRequest
     from nodewire.pay.lightning.invoices import Invoice
 
 MAX_CHUNK = 2**31 - 1
 _DECIMAL = re.compile(r"0|[1-9][0-9]{0,9}")
+
+
+class PaymentRequest(Protocol):
+    """What says which chunk it pays for: a zap request, or a nutzap."""
+
+    @property
+    def recipient(self) -> str: ...
+    @property
+    def event(self) -> str | None: ...
+    @property
+    def tags(self) -> Tags: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +86,12 @@ def build_request(
     )
 
 
-def is_for_chunk(request: ZapRequest) -> bool:
+def is_for_chunk(request: PaymentRequest) -> bool:
     """Whether a request means to pay for a chunk, well or badly formed. Others are ordinary zaps."""
     return any(tag[0] in ("chunk", "attempt") for tag in request.tags)
 
 
-def chunk_of(request: ZapRequest) -> Key:
+def chunk_of(request: PaymentRequest) -> Key:
     """Which chunk a request pays for.
 
     Raises:
@@ -150,7 +161,7 @@ def _invoice_of(event: Event, network: str) -> tuple[nip57.Invoice, Invoice]:
     return facts, invoice
 
 
-def _number(request: ZapRequest, name: str) -> int:
+def _number(request: PaymentRequest, name: str) -> int:
     values = [tag[1] for tag in request.tags if tag[0] == name and len(tag) > 1]
     if len(values) != 1 or _DECIMAL.fullmatch(values[0]) is None or int(values[0]) > MAX_CHUNK:
         raise BadZap(name, f"not one integer from 0 to {MAX_CHUNK}")

@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from nodewire.pay.bond.bonds import State
     from nodewire.protocol.committee.committee import Committee
     from nodewire.protocol.job.request import Request
+    from nodewire.protocol.job.share_statement import ShareStatement
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds: `public` signs statements and zap receipts, `lnurl` is where verification shares are zapped."""
+    """Who holds: `public` signs statements and zap receipts, `lnurl` is where customers pay ahead for shares."""
 
     public: str
     committee: str
@@ -38,6 +39,8 @@ class Holder:
     pool_msat: int
     prolongs: bool = True
     """Whether a bond can be given a later end. Of other holders' bonds one ends, and the next is locked."""
+    unit_msat: int = 1
+    """A payment to it is of so much, or whole multiples."""
     custodian: str = ""
     """Who could spend the coins against all rules, in words; empty if it is the holder itself, or nobody."""
 
@@ -71,15 +74,12 @@ class VerdictSettlement:
     """Out of the bond: msat by payee."""
     refused: str
     due: Mapping[str, int]
-    """What is still to be pulled, out of the bond or the treasury: msat by payee."""
+    """What is still to be claimed, out of the bond or the treasury: msat by payee."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimPayment:
-    """A claim, bound to an invoice; `is_paid` is False while a hold invoice holds it.
-
-    `payment_hash` is 64 hex digits: the invoice's, or the txid of what pays on the chain.
-    """
+    """A payout, bound to an invoice; `is_paid` is False while it is on its way. `payment_hash` is 64 hex digits."""
 
     amount_msat: int
     payment_hash: str
@@ -125,13 +125,21 @@ class BondHolder(Protocol):
     async def case(self, case: str) -> VerdictSettlement:
         """A verdict that was presented before. Raises NotFound."""
 
-    async def claim(self, keys: Keys, case: str) -> ClaimPayment:
-        """Pull what a settled case gives `keys` into the wallet; again is no error and pays nothing more.
+    async def claim(self, keys: Keys, case: str) -> int:
+        """Have the holder give `keys` what a settled case does, in msat; again is no error and gives nothing more.
+
+        What comes out of the treasury is due then, and paid by `collect`. A bond that a quorum has locked pays at once.
 
         Raises:
             NotFound, NotAllowed: no such case, or it gives this key nothing.
-            PaymentFailed: the treasury does not hold it (yet).
+            PaymentFailed: the bond or the treasury does not hold it (yet).
 
+        """
+
+    async def collect(self, keys: Keys) -> ClaimPayment | None:
+        """Pull what is due to `keys` into the wallet, in whole units of both wallets; None if that is nothing.
+
+        An oracle's part of the committee's fees is due to it, too.
         """
 
     async def cosign(self, keys: Keys, committee: Committee, known: Callable[[str], frozenset[str]]) -> int:
@@ -146,14 +154,20 @@ class BondHolder(Protocol):
 
         """
 
-    async def claim_fee(self, keys: Keys) -> ClaimPayment | None:
-        """Pull an oracle's part of the committee's fees into the wallet; None if nothing is due. Raises NotAllowed."""
+    async def book_shares(self, said: ShareStatement) -> int:
+        """Hand over a customer's statement of shares; what the customer has left ahead, in msat.
+
+        Raises:
+            NotAllowed: a chunk's share was stated otherwise.
+            PaymentFailed: the holder has not heard of so much that was paid ahead (yet).
+
+        """
 
     async def treasury(self, request: str) -> tuple[int, int]:
         """What came in for a request, less fees, and what is left of it, in msat."""
 
     async def share_msat(self, request: str, customer: str, chunk: int, before_ms: int) -> int:
-        """What the customer (pubkey) had zapped for one chunk of the job before then (unix milliseconds).
+        """What the customer (pubkey) had stated for one chunk of the job before then (unix milliseconds).
 
         The committee's fee is included.
         """

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from nodewire.nostr.keys import Keys
     from nodewire.pay.bond.bond_holder import ClaimPayment, HeldBond, Holder, VerdictSettlement
     from nodewire.protocol.committee.committee import Committee
+    from nodewire.protocol.job.share_statement import ShareStatement
 
 
 class NoBondHolder:
@@ -45,13 +46,16 @@ class NoBondHolder:
     async def case(self, case: str) -> VerdictSettlement:
         self._refuse()
 
-    async def claim(self, keys: Keys, case: str) -> ClaimPayment:
+    async def claim(self, keys: Keys, case: str) -> int:
         self._refuse()
 
     async def cosign(self, keys: Keys, committee: Committee, known: Callable[[str], frozenset[str]]) -> int:
         self._refuse()
 
-    async def claim_fee(self, keys: Keys) -> ClaimPayment | None:
+    async def collect(self, keys: Keys) -> ClaimPayment | None:
+        self._refuse()
+
+    async def book_shares(self, said: ShareStatement) -> int:
         self._refuse()
 
     async def treasury(self, request: str) -> tuple[int, int]:

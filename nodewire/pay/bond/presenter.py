@@ -1,8 +1,8 @@
 """Presents certified verdicts to the bonds' holder: bonds answer and verifiers are paid though no customer waits.
 
 The leader of the draw's epoch presents at once, each oracle after it a skew later unless the verdict is settled by
-then, and after the oracles the verifiers that it names. With a wallet a node also pulls what a verdict gives it, an
-oracle its part of the committee's fees. Of customers nobody runs a presenter: a refund comes by `--wait`
+then, and after the oracles the verifiers that it names. With a wallet a node also claims what a verdict gives it, and
+pulls what is due to it. Of customers nobody runs a presenter: a refund comes by `--wait`
 (`customer/audit/verdict_watcher.py`), after a complaint by `customer/payments/refunds.py`, or by `nodewire bond claim`.
 """
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 LATE_EPOCHS = 16
 """How old a certificate may be that is presented after a restart: so long a bond waits for its verdicts."""
-FEE_EPOCHS = 16
-"""How often the fees are pulled."""
+COLLECT_EPOCHS = 16
+"""How often what is due is pulled, beside when a verdict gives something."""
 _FIRST_S, _LONGEST_S = 1.0, 600.0
 _log = logging.getLogger("nodewire.pay.presenting")
 
@@ -61,7 +61,7 @@ class Presenter:
         self._oracles = [oracle.pubkey for oracle in committee.oracles]
         self._again: dict[str, tuple[float, float]] = {}
         """By sample: when it is tried next (monotonic), and the pause after that."""
-        self._fees_at = self._cosigns_at = 0.0
+        self._collects_at = self._cosigns_at = 0.0
         self._is_known = False
 
     async def run(self) -> None:
@@ -100,7 +100,7 @@ class Presenter:
             await self.present_due()
 
     async def present_due(self) -> None:
-        """Take a step with each verdict whose turn it is, and pull the fees when it is time."""
+        """Take a step with each verdict whose turn it is, and pull what is due when it is time."""
         now = self._monotonic_s()
         self._presented.forget(self._committee.epoch_at(int(self._time_s() * 1000)) - KEPT_EPOCHS)
         for one in self._presented.open():
@@ -114,10 +114,9 @@ class Presenter:
                 _log.info("the verdict on sample %s is not settled yet: %s", one.sample[:8], error)
                 self._again[one.sample] = now + pause_s, min(2 * pause_s, _LONGEST_S)
         await self._cosign()
-        is_paid_fees = self._collects and self._committee.fee_ppm and self._keys.public in self._oracles
-        if is_paid_fees and now >= self._fees_at:
-            self._fees_at = now + FEE_EPOCHS * self._committee.epoch_ms / 1000
-            await self._pull_fees()
+        if self._collects and now >= self._collects_at:
+            self._collects_at = now + COLLECT_EPOCHS * self._committee.epoch_ms / 1000
+            await self._collect()
 
     def _delay_s(self, epoch: int) -> float:
         n, me = len(self._oracles), self._keys.public
@@ -125,7 +124,7 @@ class Presenter:
         return place * self._committee.skew_ms / 1000
 
     async def _step(self, one: OpenVerdict) -> None:
-        """Present a verdict, and collect what it gives this node. Raises what may be tried again."""
+        """Present a verdict, and claim what it gives this node. Raises what may be tried again."""
         await self._check_holder()
         if one.state == "certified":
             try:
@@ -140,8 +139,9 @@ class Presenter:
         else:
             settled = await self._holder.case(one.sample)
         if self._collects and settled.due.get(self._keys.public):
-            paid = await self._holder.claim(self._keys, one.sample)
-            _log.info("sample %s: %d msat collected", one.sample[:8], paid.amount_msat)
+            amount_msat = await self._holder.claim(self._keys, one.sample)
+            _log.info("sample %s: %d msat claimed", one.sample[:8], amount_msat)
+            self._collects_at = 0.0
         self._presented.mark(one.sample, "done")
 
     async def _settled(self, one: OpenVerdict) -> VerdictSettlement:
@@ -181,11 +181,11 @@ class Presenter:
         except NodewireError as error:
             _log.warning("the closings of bonds are not all signed: %s", error)
 
-    async def _pull_fees(self) -> None:
+    async def _collect(self) -> None:
         try:
             await self._check_holder()
-            paid = await self._holder.claim_fee(self._keys)
+            paid = await self._holder.collect(self._keys)
             if paid is not None:
-                _log.info("%d msat of fees collected", paid.amount_msat)
+                _log.info("%d msat collected", paid.amount_msat)
         except NodewireError as error:
-            _log.info("the fees cannot be pulled now: %s", error)
+            _log.info("what is due cannot be pulled now: %s", error)

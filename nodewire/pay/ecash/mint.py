@@ -113,11 +113,17 @@ class Mint:
         best = min(named, key=lambda row: (_number(row.get("input_fee_ppk") or 0), str(row["id"])))
         return await self.keyset(str(best["id"]))
 
+    async def listed(self) -> frozenset[str]:
+        """The ids of all its keysets, of whatever unit."""
+        rows = _list(await self.ask("GET", "/v1/keysets"), "keysets")
+        return frozenset(str(row.get("id")) for row in rows if isinstance(row, dict))
+
     async def keyset(self, id_: str) -> Keyset:
-        """The keyset, whose id is checked by its keys.
+        """The keyset of satoshis, whose id is checked by its keys.
 
         Raises:
             BadSignature: the mint's keys are others than the id says.
+            NotAllowed: it is of another unit.
 
         """
         if id_ not in self._keysets:
@@ -127,6 +133,8 @@ class Mint:
             about = next((one for one in listed if isinstance(one, dict) and one.get("id") == id_), None)
             if row is None or about is None or not isinstance(row.get("keys"), dict):
                 raise LinkLost("mint", "it does not tell the keys of a keyset that it lists")
+            if about.get("unit") != UNIT:
+                raise NotAllowed("keyset", f"it is of another unit than {UNIT}")
             self._keysets[id_] = _checked(id_, row["keys"], about)
         return self._keysets[id_]
 

@@ -99,9 +99,35 @@ def split(amount_sat: int) -> list[int]:
     return [1 << bit for bit in range(amount_sat.bit_length()) if amount_sat >> bit & 1]
 
 
+def fee_sat(count: int, fee_ppk: int) -> int:
+    """The fee of a mint for so many inputs, in satoshis."""
+    return -(-count * fee_ppk // 1_000)
+
+
+def exact_amounts(amount_sat: int, fee_ppk: int, most: int = MAX_PROOFS) -> list[int]:
+    """Amounts of the fewest proofs, `most` at most, that are just `amount_sat` after the mint's fee for them.
+
+    They are powers of two, the least first. None if there are none.
+    """
+    for count in range(1, most + 1):
+        whole_sat = amount_sat + fee_sat(count, fee_ppk)
+        if whole_sat.bit_count() <= count <= whole_sat <= MOST_SAT:
+            found = split(whole_sat)
+            while len(found) < count:
+                half = found.pop() // 2
+                found = sorted([*found, half, half])
+            return found
+    return []
+
+
 def blanks(amount_sat: int, keyset: str) -> list[BlankOutput]:
     """Outputs of the owner's own, with secrets and factors by chance."""
-    return [BlankOutput(one, keyset, os.urandom(32).hex(), os.urandom(32)) for one in split(amount_sat)]
+    return blanks_of(split(amount_sat), keyset)
+
+
+def blanks_of(amounts_sat: Sequence[int], keyset: str) -> list[BlankOutput]:
+    """As `blanks`, one output for each of these powers of two."""
+    return [BlankOutput(one, keyset, os.urandom(32).hex(), os.urandom(32)) for one in amounts_sat]
 
 
 def unblind(outputs: Sequence[BlankOutput], signatures: object, keys: Mapping[int, str]) -> list[Proof]:

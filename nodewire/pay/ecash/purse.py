@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Literal
 import orjson
 
 from nodewire.core.sqlite import open_versioned, transaction
-from nodewire.errors import NotFound, PaymentFailed
+from nodewire.errors import NotAllowed, NotFound, PaymentFailed
+from nodewire.pay.ecash import nutzap_book
+from nodewire.pay.ecash.nutzap_book import NutzapBook
 from nodewire.pay.ecash.proofs import BlankOutput, Proof, parse_output, parse_proof
 
 if TYPE_CHECKING:
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-OperationKind = Literal["swap", "mint", "melt"]
-_SCHEMA = """
+OperationKind = Literal["swap", "mint", "melt", "claim", "lock"]
+_SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS proofs (
     secret TEXT PRIMARY KEY, amount_sat INTEGER NOT NULL, proof TEXT NOT NULL, held_by INTEGER
@@ -39,13 +41,18 @@ CREATE INDEX IF NOT EXISTS invoices_open ON invoices (state) WHERE state = 'open
 CREATE TABLE IF NOT EXISTS payments (
     payment_hash TEXT PRIMARY KEY, quote TEXT NOT NULL, amount_msat INTEGER NOT NULL, state TEXT NOT NULL,
     fee_msat INTEGER NOT NULL, preimage TEXT, at_s INTEGER NOT NULL, reason TEXT NOT NULL
-)
+);
+{nutzap_book.SCHEMA}
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What the mint was, or will be, asked: `inputs` for `outputs`. `quote` is the mint's, for "mint" and "melt"."""
+    """What the mint was, or will be, asked: `inputs` for `outputs`.
+
+    `quote` is the mint's, for "mint" and "melt"; of a nutzap that came ("claim") it is the event's id, and of one that
+    is sent ("lock") its payment hash.
+    """
 
     number: int
     kind: OperationKind
@@ -96,6 +103,10 @@ class Purse:
             self._opened = open_versioned(self._path, "a purse of ecash", _SCHEMA, 1, secret=True)
         return self._opened
 
+    @property
+    def nutzaps(self) -> NutzapBook:
+        return NutzapBook(self._db)
+
     def transaction(self) -> AbstractContextManager[None]:
         """All that is written inside, or nothing."""
         return transaction(self._db)
@@ -143,6 +154,19 @@ class Purse:
             if self._db.execute(held, (number, one.secret)).rowcount != 1:
                 raise PaymentFailed("wallet", "another payment takes this money; ask again")
         assert number is not None
+        return number
+
+    def begin_claim(self, inputs: Sequence[Proof], outputs: Sequence[BlankOutput], quote: str) -> int:
+        """As `begin`, of inputs that came from another and are the purse's for this operation alone.
+
+        Raises:
+            NotAllowed: the purse has one of them.
+
+        """
+        number = self.begin("claim", [], outputs, quote)
+        rows = [(one.secret, one.amount_sat, orjson.dumps(one.as_dict()).decode(), number) for one in inputs]
+        if self._db.executemany("INSERT OR IGNORE INTO proofs VALUES (?, ?, ?, ?)", rows).rowcount != len(rows):
+            raise NotAllowed("proof", "it is claimed already")
         return number
 
     def operation(self, number: int) -> Operation:

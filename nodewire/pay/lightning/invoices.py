@@ -28,6 +28,7 @@ MAX_FINAL_CLTV = 288
 NETWORKS = ("bc", "tb", "tbs", "bcrt")
 REGTEST = "bcrt"
 
+_HEX32 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _PREFIX = re.compile(r"ln(bcrt|bc|tbs|tb)([1-9][0-9]{0,18})([munp]?)")
 _PICO_BTC = {"": 10**12, "m": 10**9, "u": 10**6, "n": 10**3, "p": 1}
 
@@ -51,6 +52,13 @@ class Invoice:
 
     def is_expired(self, now_s: float) -> bool:
         return now_s >= self.expires_at_s
+
+
+def opens(preimage: str, payment_hash: str) -> bool:
+    """Whether `preimage` (64 hex digits) hashes to `payment_hash`: it proves that the payment was made."""
+    if _HEX32.fullmatch(preimage) is None:
+        return False
+    return hashlib.sha256(bytes.fromhex(preimage)).hexdigest() == payment_hash
 
 
 def decode(text: str, *, network: str | None = None) -> Invoice:

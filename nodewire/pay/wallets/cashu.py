@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import os
 import re
@@ -27,7 +26,7 @@ from nodewire.errors import (
     TimedOut,
 )
 from nodewire.pay.ecash.mint import Mint, MintRefused, Quote
-from nodewire.pay.ecash.proofs import BlankOutput, Proof, blanks, unblind_one
+from nodewire.pay.ecash.proofs import BlankOutput, Proof, blanks, blanks_of, exact_amounts, unblind_one
 from nodewire.pay.ecash.purse import Operation, Purse, SentPayment
 from nodewire.pay.lightning import cursor, invoices
 from nodewire.pay.lightning.wallet import Ability, Direction, Receipt, Transfer, WalletInfo
@@ -92,6 +91,32 @@ class CashuWallet:
     def __repr__(self) -> str:
         return f"CashuWallet({self._mint.url})"
 
+    @property
+    def mint(self) -> Mint:
+        return self._mint
+
+    @property
+    def purse(self) -> Purse:
+        return self._purse
+
+    @contextlib.asynccontextmanager
+    async def chosen(
+        self, wanted_sat: int, *, amount_msat: int, max_fee_msat: int
+    ) -> AsyncIterator[tuple[list[Proof], int]]:
+        """Proofs that are just so much after the mint's fee for them, and the satoshis that swaps for them took.
+
+        Nothing else is paid meanwhile. What goes beyond `amount_msat` counts as fee.
+
+        Raises:
+            PaymentFailed: the purse has too little, or fees are above the cap.
+            LinkLost, TimedOut: the mint does not answer.
+
+        """
+        await self._recover()
+        await self._collect()
+        async with self._spending:
+            yield await self._exactly(wanted_sat, max_fee_msat, amount_msat)
+
     async def info(self) -> WalletInfo:
         if self._known is None:
             network = self._purse.named("network", "")
@@ -141,7 +166,7 @@ class CashuWallet:
 
     async def _told(self, payment_hash: str) -> Transfer:
         try:
-            return _sent(self._purse.payment(payment_hash))
+            return transfer_of(self._purse.payment(payment_hash))
         except NotFound:
             raise TimedOut("mint", "it has not made a quote for the payment; ask again") from None
 
@@ -154,9 +179,9 @@ class CashuWallet:
             async with self._spending:
                 begun = await self._begun(invoice, max_fee_msat)
             if isinstance(begun, SentPayment):
-                return _sent(begun)
+                return transfer_of(begun)
             return await self._melt(invoice.payment_hash, begun)
-        return _sent(known if known.state != "pending" else await self._resolved(known))
+        return transfer_of(known if known.state != "pending" else await self._resolved(known))
 
     async def _begun(self, invoice: Invoice, max_fee_msat: int) -> int | SentPayment:
         """The number of the melt, on disk; or the payment as it failed, or as another process began it."""
@@ -199,36 +224,32 @@ class CashuWallet:
             PaymentFailed: the purse has too little, or fees are above the cap.
 
         """
-        swapped_sat = 0
-
-        def check_fee(kept_sat: int) -> None:
-            fee_msat = kept_sat * _SAT_MSAT - amount_msat
-            if fee_msat > max_fee_msat:
-                allowed = f"{max_fee_msat} msat are allowed"
-                raise PaymentFailed("fee", f"the mint keeps up to {fee_msat} msat for fees, and {allowed}")
-
-        for _ in range(3):
-            chosen = await self._chosen(wanted_sat)
+        chosen = await self._chosen(wanted_sat)
+        total_sat, fee_sat = sum(one.amount_sat for one in chosen), await self._mint.fee_sat(chosen)
+        if total_sat - fee_sat == wanted_sat:
+            _check_fee(total_sat * _SAT_MSAT - amount_msat, max_fee_msat)
+            return chosen, 0
+        keyset = await self._mint.active()
+        amounts_sat = exact_amounts(wanted_sat, keyset.fee_ppk)
+        if not amounts_sat:
+            raise PaymentFailed("mint", f"its fee of {keyset.fee_ppk} thousandths a proof lets no sum be exact")
+        keep_sat = sum(amounts_sat)
+        if total_sat - fee_sat < keep_sat:
+            chosen = self._purse.free()
             total_sat, fee_sat = sum(one.amount_sat for one in chosen), await self._mint.fee_sat(chosen)
-            if total_sat - fee_sat == wanted_sat:
-                check_fee(total_sat + swapped_sat)
-                return chosen, swapped_sat
-            keyset = await self._mint.active()
-            keep_sat = wanted_sat + -(-keyset.fee_ppk * 2 * wanted_sat.bit_length() // 1_000)
-            rest_sat = total_sat - fee_sat - keep_sat
-            if rest_sat < 0:
-                chosen = self._purse.free()
-                total_sat, fee_sat = sum(one.amount_sat for one in chosen), await self._mint.fee_sat(chosen)
-                rest_sat = total_sat - fee_sat - keep_sat
-                if rest_sat < 0:
-                    raise PaymentFailed("wallet", f"{total_sat} sat are there, {keep_sat + fee_sat} sat are needed")
-            swapped_sat += fee_sat
-            check_fee(keep_sat + swapped_sat)
-            outputs = [*blanks(wanted_sat, keyset.id), *blanks(keep_sat - wanted_sat + rest_sat, keyset.id)]
-            with self._purse.transaction():
-                number = self._purse.begin("swap", chosen, outputs)
-            await self._swap(self._purse.operation(number))
-        raise PaymentFailed("mint", "its fees change while a payment is made; ask again")
+        rest_sat = total_sat - fee_sat - keep_sat
+        if rest_sat < 0:
+            raise PaymentFailed("wallet", f"{total_sat} sat are there, {keep_sat + fee_sat} sat are needed")
+        _check_fee((keep_sat + fee_sat) * _SAT_MSAT - amount_msat, max_fee_msat)
+        kept = blanks_of(amounts_sat, keyset.id)
+        with self._purse.transaction():
+            number = self._purse.begin("swap", chosen, [*kept, *blanks(rest_sat, keyset.id)])
+        await self._swap(self._purse.operation(number))
+        secrets = {one.secret for one in kept}
+        chosen = [one for one in self._purse.free() if one.secret in secrets]
+        if len(chosen) < len(kept):
+            raise PaymentFailed("wallet", "another payment takes this money; ask again")
+        return chosen, fee_sat
 
     async def _chosen(self, wanted_sat: int) -> list[Proof]:
         """Proofs, the largest that fit first, that come to so much after fees, or to more by one proof."""
@@ -252,10 +273,10 @@ class CashuWallet:
         try:
             said = await self._mint.melt(asked.quote, [one.as_input() for one in asked.inputs], asked.outputs)
         except NodewireError:
-            return _sent(await self._resolved(payment))
+            return transfer_of(await self._resolved(payment))
         if said.state == "PAID":
-            return _sent(await self._settled(payment, asked, said))
-        return _sent(payment if said.state == "PENDING" else await self._resolved(payment))
+            return transfer_of(await self._settled(payment, asked, said))
+        return transfer_of(payment if said.state == "PENDING" else await self._resolved(payment))
 
     async def _resolved(self, payment: SentPayment) -> SentPayment:
         """What became of a pending payment, by the mint's record; pending, too, if the mint does not answer.
@@ -282,7 +303,7 @@ class CashuWallet:
         """The payment as settled, with the change in the purse."""
         change = await self._change(asked, said)
         spent_sat = sum(one.amount_sat for one in asked.inputs) - sum(one.amount_sat for one in change)
-        preimage = said.preimage if len(said.preimage) == 64 and _opens(said.preimage, payment.payment_hash) else None
+        preimage = said.preimage if invoices.opens(said.preimage, payment.payment_hash) else None
         fee_msat = payment.fee_msat + spent_sat * _SAT_MSAT - payment.amount_msat
         done = replace(payment, state="settled", fee_msat=fee_msat, preimage=preimage, at_s=int(time.time()))
         with self._purse.transaction():
@@ -326,7 +347,7 @@ class CashuWallet:
         payment = self._purse.payment(payment_hash)
         if payment.state == "pending" and payment_hash not in self._paying:
             payment = await self._resolved(payment)
-        return _sent(payment)
+        return transfer_of(payment)
 
     # What comes
 
@@ -441,14 +462,15 @@ def _blank_change(fee_sat: int, keyset: str) -> list[BlankOutput]:
     return [BlankOutput(0, keyset, os.urandom(32).hex(), os.urandom(32)) for _ in range(count)]
 
 
-def _opens(preimage: str, payment_hash: str) -> bool:
-    try:
-        return hashlib.sha256(bytes.fromhex(preimage)).hexdigest() == payment_hash
-    except ValueError:
-        return False
+def _check_fee(fee_msat: int, max_fee_msat: int) -> None:
+    if fee_msat > max_fee_msat:
+        raise PaymentFailed(
+            "fee", f"the mint keeps up to {fee_msat} msat for fees, and {max_fee_msat} msat are allowed"
+        )
 
 
-def _sent(payment: SentPayment) -> Transfer:
+def transfer_of(payment: SentPayment) -> Transfer:
+    """What the purse's record of a payment says."""
     return Transfer(
         payment_hash=payment.payment_hash,
         direction="out",

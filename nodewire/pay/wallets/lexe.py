@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
+from nodewire.core.extras import how_to_install
 from nodewire.errors import BadConfig, LinkLost, NotAllowed, NotFound
 from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.wallet import Ability, Direction, Receipt, State, Transfer, WalletInfo
@@ -65,7 +66,7 @@ class LexeWallet:
         try:
             import lexe
         except ImportError as error:
-            raise BadConfig("wallet.kind", 'lexe-sdk is not installed: pip install "nodewire[lexe]"') from error
+            raise BadConfig("wallet.kind", f"lexe-sdk is not installed: {how_to_install('lexe')}") from error
         try:
             credentials = lexe.Credentials.from_client_credentials(lexe.ClientCredentials.from_string(secret))
             environment = getattr(lexe.WalletConfig, url.removeprefix("lexe:"))()

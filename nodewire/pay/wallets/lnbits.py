@@ -73,7 +73,10 @@ class LnbitsWallet:
         return self._known
 
     async def balance_msat(self) -> int:
-        return int((await self._ask("GET", "/wallet"))["balance"])
+        balance = (await self._ask("GET", "/wallet")).get("balance")
+        if isinstance(balance, bool) or not isinstance(balance, int | float):
+            raise LinkLost("wallet", f"it tells {balance!r:.40} as its balance")
+        return int(balance)
 
     async def invoice(self, amount_msat: int, *, description: str, expiry_s: int) -> Invoice:
         if amount_msat % _SAT_MSAT or not 0 < amount_msat <= _MOST_MSAT:
@@ -147,9 +150,9 @@ class LnbitsWallet:
             rows = (await self._ask("GET", path)).get("data")
             if not isinstance(rows, list):
                 raise LinkLost("wallet", "its list of payments is none")
-            made = [(_seconds(row, "created_at", "time"), row) for row in rows]
-            found += [(at, row) for at, row in made if at >= since_s and int(row["amount"]) > 0]
-            if len(rows) < _PAGE or any(at < since_s for at, _ in made):
+            made = [_listed_row(row) for row in rows]
+            found += [(at, row) for at, amount_msat, row in made if at >= since_s and amount_msat > 0]
+            if len(rows) < _PAGE or any(at < since_s for at, *_ in made):
                 break
         return [ListedInvoice(_transfer(row), at, _expires_at_s(row)) for at, row in reversed(found)]
 
@@ -202,6 +205,14 @@ def _transfer(row: dict[str, Any]) -> Transfer:
         )
     except (KeyError, ValueError, TypeError) as error:
         raise LinkLost("wallet", f"a payment of its is malformed: {error}") from error
+
+
+def _listed_row(row: Any) -> tuple[int, int, dict[str, Any]]:
+    """When a payment was made, in unix seconds, and its msat, with its row. Raises LinkLost: it is none."""
+    try:
+        return _seconds(row, "created_at", "time"), int(row["amount"]), row
+    except (AttributeError, KeyError, ValueError, TypeError) as error:
+        raise LinkLost("wallet", f"a payment of its list is malformed: {error!r:.80}") from error
 
 
 def _expires_at_s(row: dict[str, Any]) -> int:

@@ -292,7 +292,7 @@ class NwcWallet:
             came = one.state == "settled" or bool(row.get("settled_at"))
             if came and one.preimage is None and "lookup_invoice" in self._methods:
                 one = _transfer(await self._ask("lookup_invoice", {"payment_hash": one.payment_hash}))
-            found.append(ListedInvoice(one, _whole(row, "created_at"), int(row.get("expires_at") or 0)))
+            found.append(ListedInvoice(one, _whole(row, "created_at"), _whole_or_0(row, "expires_at")))
         return sorted(found, key=lambda one: one.created_at_s)
 
     async def _transactions(self, direction: Direction, since_s: int, most: int = 10**6) -> list[dict[str, Any]]:
@@ -431,9 +431,9 @@ def _result(method: str, text: str) -> dict[str, Any]:
 def _paid(invoice: Invoice, said: dict[str, Any]) -> Transfer:
     """What a wallet says that forgets what it paid: its preimage proves it. Raises TimedOut: it says none."""
     preimage = said.get("preimage")
-    if not isinstance(preimage, str):
-        raise TimedOut("wallet", "it has paid, and neither knows of it nor shows a preimage")
-    fee_msat, now_s = int(said.get("fees_paid") or 0), int(time.time())
+    if not isinstance(preimage, str) or not invoices.opens(preimage, invoice.payment_hash):
+        raise TimedOut("wallet", "it has paid, and neither knows of it nor shows the preimage")
+    fee_msat, now_s = _whole_or_0(said, "fees_paid"), int(time.time())
     return Transfer(invoice.payment_hash, "out", "settled", invoice.amount_msat, fee_msat, preimage, now_s)
 
 
@@ -463,15 +463,20 @@ def _transfer(row: dict[str, Any]) -> Transfer:
         direction=direction,
         state=state,  # type: ignore[arg-type]  # it is of `_STATES`
         amount_msat=_whole(row, "amount"),
-        fee_msat=int(row.get("fees_paid") or 0) if direction == "out" else 0,
+        fee_msat=_whole_or_0(row, "fees_paid") if direction == "out" else 0,
         preimage=preimage if state == "settled" and isinstance(preimage, str) and preimage else None,
-        at_s=int(row.get("settled_at") or row.get("created_at") or 0),
+        at_s=_whole_or_0(row, "settled_at") or _whole_or_0(row, "created_at"),
         reason=f"the wallet has it as {said}" if state == "failed" else "",
     )
 
 
 def _whole(said: dict[str, Any], name: str) -> int:
     value = said.get(name)
-    if not isinstance(value, int) or value < 0:
+    if type(value) is not int or value < 0:
         raise LinkLost("wallet", f"its {name} is no amount")
     return value
+
+
+def _whole_or_0(said: dict[str, Any], name: str) -> int:
+    """0 where the wallet says none, or null."""
+    return 0 if said.get(name) is None else _whole(said, name)

@@ -29,7 +29,7 @@ from nodewire.plan.place.model import (
     silent,
 )
 from nodewire.plan.place.planners import OURS, PLANNERS, predicted
-from nodewire.plan.place.rebalance import Balance, Rules, Tick, Went, step
+from nodewire.plan.place.rebalance import Balance, Departure, Rules, Tick, step
 from nodewire.plan.place.regions import joined, nearest, neighbourly, part
 from nodewire.plan.place.replication import Replication, replicate, torchsplit
 from nodewire.plan.place.ring_search.ring import EXACT_NODES, Instance
@@ -179,7 +179,7 @@ def moves(
 
     rules = Rules(plan, worth, room, len(chain.tasks), rest_ms=0)
     state = Balance(frozenset(range(len(pool.nodes))), tuple(stages))
-    for event in (Went(CUSTOMER, 0), Tick(0)) if len(pool.nodes) <= REPLANNED else (Went(CUSTOMER, 0),):
+    for event in (Departure(CUSTOMER, 0), Tick(0)) if len(pool.nodes) <= REPLANNED else (Departure(CUSTOMER, 0),):
         state, _ = step(state, event, rules)
     found = _by_node(pool, state.stages, 1)
     return tuple(tasks if set(tasks) - set(before) else () for tasks, before in zip(found, held, strict=True))

@@ -24,13 +24,13 @@ Room = Callable[[int, int], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Came:
+class Arrival:
     node: int
     at_ms: int
 
 
 @dataclass(frozen=True, slots=True)
-class Went:
+class Departure:
     node: int
     at_ms: int
 
@@ -40,7 +40,7 @@ class Tick:
     at_ms: int
 
 
-Event = Came | Went | Tick
+Event = Arrival | Departure | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ class Rules:
 
 def step(state: Balance, event: Event, rules: Rules) -> tuple[Balance, tuple[Stage, ...]]:
     """The state after an event, and what nodes hold from now on that they did not hold before."""
-    if isinstance(event, Came):
+    if isinstance(event, Arrival):
         return _came(state, event.node, rules)
-    if isinstance(event, Went):
+    if isinstance(event, Departure):
         left = tuple(stage for stage in state.stages if stage.node != event.node)
         gone = replace(state, nodes=state.nodes - {event.node}, stages=left)
         return _repaired(gone, rules)

@@ -28,7 +28,7 @@ THE_CUSTOMERS = frozenset({BadInput.code, TooLarge.code, Unsupported.code})
 Status = Literal["payment-required", "processing", "partial", "success", "error", "busy"]
 
 
-class Why(Schema):
+class ErrorDetail(Schema):
     """What an error is about that is the customer's own: the field at fault, for it alone (`ciphertext`)."""
 
     MAX_BYTES: ClassVar[int] = 4_096
@@ -39,7 +39,7 @@ class Why(Schema):
     reason: Annotated[str, StringConstraints(max_length=200)] = ""
 
     @classmethod
-    def from_error(cls, error: NodewireError) -> Why:
+    def from_error(cls, error: NodewireError) -> ErrorDetail:
         return cls(field=error.field[:64], reason=error.reason[:200])
 
 
@@ -66,7 +66,7 @@ class Feedback:
     In `error` only: `edge`, what came on which cannot be computed, and `by`, the neighbour whose word it is, if not the
     provider's own.
 
-    `kind` is the request's; `ciphertext`, where there is one, is NIP-44 for the customer: `Why`, or of training
+    `kind` is the request's; `ciphertext`, where there is one, is NIP-44 for the customer: `ErrorDetail`, or of training
     `training.protocol.result`.
     """
 

@@ -20,6 +20,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789._-")
 _ALIKE = str.maketrans({"0": "o", "1": "l", "i": "l", "5": "s", ".": "", "_": "", "-": ""})
 _PAIRS = (("rn", "m"), ("vv", "w"), ("cl", "d"))
+"""Pairs that look like a letter, after letters that look alike are one: `c1`, `ci` and `c-l` are `cl`, too."""
 
 
 def name_in(text: str, field: str = "model") -> str:
@@ -42,9 +43,10 @@ def name_in(text: str, field: str = "model") -> str:
 
 def skeleton(name: str) -> str:
     """The same for names that a reader may take for each other."""
+    shape = name.translate(_ALIKE)
     for pair, letter in _PAIRS:
-        name = name.replace(pair, letter)
-    return name.translate(_ALIKE)
+        shape = shape.replace(pair, letter)
+    return shape
 
 
 def _typed(text: str) -> str:

@@ -29,6 +29,11 @@ REFERENCE_ENGINE = "decoder.stage.float32"
 """The engine of a stage in float32, whatever its program says. No manifest can name it."""
 
 
+MAX_BLOB_BYTES = 4 * 1024**3
+"""No node uploads or fetches a larger blob."""
+MAX_WEIGHT_FILES = 64
+
+
 class BlobRef(Schema):
     """A content-addressed file: plain SHA-256 of its bytes, as Blossom has it."""
 
@@ -82,7 +87,7 @@ class Task(Schema):
     name: Name
     engine: Engine
     program: BlobRef
-    weights: tuple[BlobRef, ...] = Field(max_length=64)
+    weights: tuple[BlobRef, ...] = Field(max_length=MAX_WEIGHT_FILES)
     memory_bytes: Count
     slots: int = Field(ge=1, le=4_096)
     flops: Count

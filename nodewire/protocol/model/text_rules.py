@@ -15,6 +15,8 @@ from nodewire.protocol.encoding import canonical
 from nodewire.protocol.model.manifest import BlobRef, Manifest
 
 MAX_PROGRAM_BYTES = 1_048_576
+MAX_TOKENIZER_VALUES = 4_000_000
+"""Of a tokenizer.json, by its commas: an empty list of three bytes takes seventy once it is read."""
 _MAX_VALUES = 65_536
 _MAX_VOCABULARY = 2**24
 _MAX_ENDS = 32

@@ -132,9 +132,8 @@ def is_computed(frame: Frame[Array]) -> bool:
     return any(array.nbytes for array in frame.tensors) or frame.meta.get("keep") is not None
 
 
-def without_rows(edge: str, frame: Frame[Array], dtype: str) -> Frame[Array]:
-    """What goes out on `edge` for a frame that is void: nothing is computed for it, and nothing of it."""
-    width = frame.tensors[0].shape[-1] if frame.tensors and frame.tensors[0].shape else 0
+def without_rows(edge: str, frame: Frame[Array], dtype: str, width: int) -> Frame[Array]:
+    """What goes out on `edge`, whose rows are `dtype` [width], for a frame that is void: nothing is computed for it."""
     meta = {name: frame.meta[name] for name in ("pos", "chunk", "epoch") if name in frame.meta}
     return Frame(edge, frame.seq, (Array(dtype, (1, 0, width), b""),), {**meta, "tokens": 0})
 

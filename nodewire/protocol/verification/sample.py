@@ -1,11 +1,10 @@
-"""Verification: the samples that a beacon draws (kind 8844) and the reports of those drawn to verify (kind 6844).
+"""Verification: the samples that a beacon draws (kind 8844).
 
 sampled  `c`, `n` = epoch/<number>, `e` = the request, `p` = each verifier; content = Sampled. Published by the leader
          of the epoch, else by anyone: it says nothing that cannot be derived (plan.sample).
-report   `c`, `e` = the request, `p` = the provider, `d` = the sample's key; content = Report. A verifier reports when
-         its own commitment to what it computed is certified, and never sees what the provider committed to.
 
-Neither shows leaves, salts or sketches: from a relay's dump no guess of a prompt can be confirmed.
+A verifier's answer is its own root, in a commitment that is certified (nips/19-judging.md). It never sees what the
+provider committed to. No leaves, salts or sketches are shown, so a relay's dump confirms no guess of a prompt.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from nodewire.nostr.keys import Keys
 
 KIND = kinds.VERIFICATION
-REPORT_KIND = kinds.result_of(kinds.VERIFICATION)
 MAX_SAMPLES = 256
 """In one event."""
 
@@ -64,30 +62,6 @@ class JobSamples(Schema):
     samples: tuple[Sample, ...] = Field(min_length=1, max_length=MAX_SAMPLES)
 
 
-class Report(Schema):
-    """`root` is the verifier's own, certified in `epoch`; "withheld": it could not get what it must compute from."""
-
-    MAX_BYTES: ClassVar[int] = 4_096
-    ERROR: ClassVar[type[BadInput]] = BadEvent
-
-    v: Literal[1] = 1
-    committee: Hex32
-    drawn: int = Field(ge=0, le=tags.MAX_EPOCH)
-    """The epoch of the draw."""
-    provider: Hex32
-    request: Hex32
-    task: Name
-    chunk: Count
-    attempt: Count
-    outcome: Literal["computed", "withheld"]
-    root: Hex32 | Literal[""]
-    epoch: int = Field(ge=0, le=tags.MAX_EPOCH)
-
-    @property
-    def key(self) -> str:
-        return sample_key(self.provider, self.request, self.task, self.chunk, self.attempt)
-
-
 def build(keys: Keys, sampled: JobSamples, *, created_at: int) -> Event:
     return sign(keys, KIND, created_at=created_at, content=sampled.to_json(), tags=_tags(sampled))
 
@@ -116,19 +90,3 @@ def parse(event: Event) -> JobSamples:
     if sorted(map(tuple, event.tags)) != sorted(_tags(sampled)):
         raise BadTag("p", "not just the committee, the epoch, the request and the verifiers")
     return sampled
-
-
-def build_report(keys: Keys, report: Report, *, created_at: int) -> Event:
-    tags_ = [("c", report.committee), ("e", report.request), ("p", report.provider), ("d", report.key)]
-    return sign(keys, REPORT_KIND, created_at=created_at, content=report.to_json(), tags=tags_)
-
-
-def parse_report(event: Event) -> Report:
-    """The report in a verified event. Raises as `parse`."""
-    tags.check_kind(event, REPORT_KIND)
-    report = Report.parse(event.content)
-    if (tags.hex32(event, "c"), tags.hex32(event, "e")) != (report.committee, report.request):
-        raise BadTag("e", "the tags name another committee or request than the content")
-    if (report.outcome == "computed") != (report.root != ""):
-        raise BadEvent("root", "stands if and only if something was computed")
-    return report

@@ -184,7 +184,7 @@ class CertifiedPlanner:
         )
         body = await self._market.certified(plan.certificate, request.certificate_event)
         if not self._market.is_valid(body):
-            raise NotAllowed("epoch", f"{plan.epoch} is too old")
+            raise NotAllowed("epoch", f"the plan's, {plan.epoch}, is too old: plan again by the newest certificate")
         snapshot = await self._market.snapshot(body.snapshot)
         return assign(
             manifest,

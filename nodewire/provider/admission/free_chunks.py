@@ -96,7 +96,9 @@ class FreeChunks:
             return
         if self._is_bounded(customer):
             if origin and not _is_here(origin) and self._begun.count(origin) >= MOST_OF_ORIGIN:
-                raise Busy("credit", f"{MOST_OF_ORIGIN} first chunks of this origin are unpaid")
+                raise Busy(
+                    "credit", f"{MOST_OF_ORIGIN} first chunks of this address are unpaid: pay one, or ask again later"
+                )
             self._begun.add(job, origin)
         self._open[job] = customer
 

@@ -3,7 +3,7 @@
     an oracle publishes samples (8844)  ->  derived from the epoch's certificate and beacon: nothing of it is believed
     this node is drawn                  ->  the holder asked whether the verification share was paid
     it was                              ->  inputs pulled, task computed in the own worker, root committed (8854)
-    a certificate holds the root        ->  report (6844); oracles pull the opening and compare: only that counts
+    a certificate holds the root        ->  oracles pull the opening and compare
 
 It never sees what it is compared with: it has nothing to copy. The first verifier of a sample begins at once, the
 others when no certificate of the next two epochs holds a root of the first's.
@@ -15,7 +15,7 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from nodewire.core.bounded_dict import BoundedDict
 from nodewire.errors import BadInput, Busy, LinkLost, NodewireError, NotAllowed, NotFound
@@ -28,7 +28,6 @@ from nodewire.protocol.job.chunk import Opening, opening
 from nodewire.protocol.job.plan import MAX_JOB_EPOCHS
 from nodewire.protocol.job.request import Request
 from nodewire.protocol.verification import sample as verification
-from nodewire.protocol.verification.sample import JobSamples, Report, Sample
 from nodewire.provider.tasks.loader import loaded_name
 from nodewire.verify.finality import final_roots
 from nodewire.verify.inquiry import Inquiry
@@ -40,10 +39,10 @@ if TYPE_CHECKING:
 
     from nodewire.kind import JobKind, Worker
     from nodewire.market import Market
-    from nodewire.nostr.event import Event
     from nodewire.nostr.keys import Keys
     from nodewire.nostr.relays import Relays
     from nodewire.protocol.model.manifest import Manifest
+    from nodewire.protocol.verification.sample import JobSamples, Sample
     from nodewire.provider.tasks.registry import Specializations
     from nodewire.wire.node import Node
 
@@ -67,6 +66,8 @@ MAX_INPUT_BYTES = 2 * MAX_BYTES
 
 
 _KEPT_REQUESTS = 1_024
+_LATE_EPOCHS = 12
+"""By how much a certificate may come after its epoch, on a busy machine, until a verifier stops looking for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,6 @@ class VerifierPorts:
     """Takes roots into the next commitment, and the last epoch that may certify them."""
     keep: Callable[[Opening], None]
     """Takes an opening, to be shown to oracles."""
-    publish: Callable[[Event], Awaitable[None]]
     is_paid: Callable[[Request, int, int, int], Awaitable[bool]]
     """Whether a chunk's verification share came before an epoch's draw, if it is the job's unit of that number
     (`pay.bond.bond_holder`).
@@ -105,7 +105,6 @@ class JobVerifier:
         self._held = held
         self._commit = ports.commit
         self._keep = ports.keep
-        self._publish = ports.publish
         self._is_paid = ports.is_paid
         self._requests = BoundedDict[str, Request](_KEPT_REQUESTS)
         self._inquiry = Inquiry(market, relays, self, node, job_kinds, self._loaded)
@@ -252,11 +251,7 @@ class JobVerifier:
         if self._keys.public in (request.customer, *request.plan.providers()):
             raise NotAllowed("sample", "of a job that this node has a part in")
         await self._check_share(sample, epoch, request)
-        try:
-            computed = await self._compute(sample, epoch, request)
-        except (NotFound, BadInput):
-            await self._report(sample, epoch, "withheld", "", 0)
-            raise
+        computed = await self._compute(sample, epoch, request)
         self._keep(computed)
         root = ChunkRoot(
             request=sample.request,
@@ -266,9 +261,7 @@ class JobVerifier:
             root=computed.root(),
         )
         await self._commit([root], epoch + VERIFIED_EPOCHS)
-        certified = await self._certified(sample, epoch, self._keys.public, VERIFIED_EPOCHS)
-        if certified is not None:
-            await self._report(sample, epoch, "computed", root.root, certified)
+        log.info("sample %s of %s: computed", sample.key[:8], sample.provider[:8])
 
     async def _check_share(self, sample: Sample, epoch: int, request: Request) -> None:
         """Nobody computes for a customer who does not pay for it: the oracles judge such work without verifiers.
@@ -322,7 +315,7 @@ class JobVerifier:
         None when they are over.
         """
         following = epoch + 1
-        while following <= epoch + epochs and self._epoch() <= epoch + epochs + 2:
+        while following <= epoch + epochs and self._epoch() <= epoch + epochs + _LATE_EPOCHS:
             for one in self._market.epochs_after(following - 1):
                 if one.body.epoch > epoch + epochs:
                     return None
@@ -337,24 +330,6 @@ class JobVerifier:
                 following = one.body.epoch + 1
             await asyncio.sleep(self._committee.epoch_ms / 8000)
         return None
-
-    async def _report(
-        self, sample: Sample, drawn: int, outcome: Literal["computed", "withheld"], root: str, epoch: int
-    ) -> None:
-        report = Report(
-            committee=self._market.committee_digest,
-            drawn=drawn,
-            provider=sample.provider,
-            request=sample.request,
-            task=sample.task,
-            chunk=sample.chunk,
-            attempt=sample.attempt,
-            outcome=outcome,
-            root=root,
-            epoch=epoch,
-        )
-        await self._publish(verification.build_report(self._keys, report, created_at=int(time.time())))
-        log.info("sample %s of %s: %s", sample.key[:8], sample.provider[:8], outcome)
 
 
 def _holds(committed: CommitmentEvent, wanted: tuple[str, str, int, int]) -> bool:

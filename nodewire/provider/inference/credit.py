@@ -1,4 +1,4 @@
-"""How far a provider works ahead of its money: chunk n + 2 begins when chunk n is paid."""
+"""How far a provider works ahead of its money: chunk n + 2 begins when 0 to n are paid or within credit."""
 
 from __future__ import annotations
 

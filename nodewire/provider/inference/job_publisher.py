@@ -68,7 +68,7 @@ class JobPublisher:
         names_edge = isinstance(error, BadFrame) and not error.by and self._may_name(error.field)
         ciphertext = ""
         if error.code in feedback.THE_CUSTOMERS and not error.by:
-            ciphertext = nip44.encrypt(feedback.Why.from_error(error).to_json(), self._conversation())
+            ciphertext = nip44.encrypt(feedback.ErrorDetail.from_error(error).to_json(), self._conversation())
         edge = error.field if names_edge else ""
         await self.say("error", error.code, edge=edge, by=error.by, ciphertext=ciphertext)
 

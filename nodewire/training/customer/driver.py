@@ -85,6 +85,7 @@ class Rounds:
             await self._follow(following)
         except BaseExceptionGroup as together:
             raise first_of(together) from together
+        payments.forget_deposits(course)
         owed = {request for request, _ in course.state.owed}
         for request in course.state.requests:
             if request not in owed:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import NoProvider, OverBudget
 from nodewire.pay.accounts.payer import Fees
+from nodewire.protocol.market.ad import MAX_UNIT_MSAT
 from nodewire.store.sealed_blobs import sealed_bytes
 from nodewire.training.customer.machine.state import State
 from nodewire.training.customer.policy import provider_selection
@@ -205,13 +206,18 @@ def _offers(market: Mapping[str, Trainer], need: Need, dealt: Mapping[str, int])
 
 def _fees_msat(offers: Sequence[Offer], left: int, state: State) -> int:
     """The most that routing may cost in the rounds that are left."""
-    fees_msat = left * sum(offer.shards * _FEES.most(offer.price_msat) for offer in offers)
+    fees_msat = left * sum(offer.shards * _fee_msat(offer.price_msat) for offer in offers)
     # A deposit is paid before the first round, and before every shard that somebody takes beside one of the same round.
     for offer in offers:
         if offer.deposit_msat:
             more = max(0, offer.shards - 1)
-            fees_msat += _FEES.most(offer.deposit_msat) * (left * more + (0 if state.round else offer.shards - more))
+            fees_msat += _fee_msat(offer.deposit_msat) * (left * more + (0 if state.round else offer.shards - more))
     return fees_msat
+
+
+def _fee_msat(part_msat: int) -> int:
+    """The most that routing a part may cost, by itself and in whole units."""
+    return _FEES.most(part_msat + MAX_UNIT_MSAT)
 
 
 def _step(recipe: Recipe, shards: int, market: Mapping[str, Trainer]) -> tuple[int, int]:
@@ -228,7 +234,7 @@ def _step(recipe: Recipe, shards: int, market: Mapping[str, Trainer]) -> tuple[i
     price_msat = ad.price_msat(need.gflop)
     deposit_msat = ad.deposit_msat(price_msat)
     parts = (deposit_msat, price_msat - deposit_msat)
-    return price_msat, sum(_FEES.most(part) for part in parts if part)
+    return price_msat, sum(_fee_msat(part) for part in parts if part)
 
 
 def _dealt(need: Need, shards: int, market: Mapping[str, Trainer]) -> Counter[str]:

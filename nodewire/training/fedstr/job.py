@@ -8,6 +8,7 @@ from typing import IO, TYPE_CHECKING
 
 from nodewire.nostr.nips import nip44
 from nodewire.pay.accounts.dues import NEVER_S, Due
+from nodewire.protocol.market.ad import MAX_UNIT_MSAT
 from nodewire.training.fedstr import events
 from nodewire.training.fedstr.admission import stored_bytes
 from nodewire.training.fedstr.events import FedstrRequest, Output, Source
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from nodewire.kind import TaskSession, Worker
     from nodewire.pay.accounts.till import Till
+    from nodewire.pay.lightning.invoices import Invoice
     from nodewire.protocol.job import feedback
     from nodewire.training.protocol.result import DeliveryDetails
     from nodewire.training.provider.admission import AdmittedShard
@@ -49,6 +51,8 @@ class Transfer:
 
 class FedstrRun(ShardRun):
     """Its deposit and balance are paid by the invoices that it says, and not by zaps."""
+
+    by_name = False
 
     def __init__(
         self,
@@ -103,9 +107,10 @@ class FedstrRun(ShardRun):
         key = self.job.key(DEPOSIT)
         if amount_msat:
             owed = self._ledger.owe(Due(key, self._request.customer, amount_msat, NEVER_S))
+            await self._ledger.flushed()
             if owed.state != "settled":
-                invoice = await self._till.plain_invoice(key, expiry_s=max(1, int(self._patience_s)))
-                bill = events.Bill(amount_msat, invoice.bolt11)
+                invoice = await self._invoice(DEPOSIT, max(1, int(self._patience_s)))
+                bill = events.Bill(invoice.amount_msat, invoice.bolt11)
                 await self._feed_back("payment-required", text="deposit", bill=bill)
                 await self._until_paid(DEPOSIT, max(0.0, invoice.expires_at_s - time.time()) + SETTLING_S)
         await self._say("processing")
@@ -127,6 +132,10 @@ class FedstrRun(ShardRun):
         self.forget()
         return session
 
+    async def _invoice(self, part: int, expiry_s: int) -> Invoice:
+        """In whole satoshis, as most wallets pay: what is more than the part is the customer's balance."""
+        return await self._till.plain_invoice(self.job.key(part), unit_msat=MAX_UNIT_MSAT, expiry_s=expiry_s)
+
     async def _write(self, source: Source, file: IO[bytes]) -> None:
         if source.url:
             allowed, timeout_s = self._transfer.allow_private, min(self._transfer.fetch_s, self._request.deadline_s)
@@ -137,10 +146,11 @@ class FedstrRun(ShardRun):
     async def _deliver(self, update: Path | bytes, made: DeliveryDetails) -> None:
         blob = await self._blobs.put(update)
         self._check_time()
-        self._owe_balance()
-        amount_msat, bolt11 = self.job.assigned.balance_msat, ""
-        if amount_msat and self._ledger.due(self.job.key(BALANCE)).state == "due":
-            bolt11 = (await self._till.plain_invoice(self.job.key(BALANCE), expiry_s=BALANCE_EXPIRY_S)).bolt11
+        await self._owe_balance()
+        bill = events.Bill(self.job.assigned.balance_msat)
+        if bill.amount_msat and not self._is_paid(BALANCE):
+            invoice = await self._invoice(BALANCE, BALANCE_EXPIRY_S)
+            bill = events.Bill(invoice.amount_msat, invoice.bolt11)
         output = Output(
             urls=tuple(f"{server.rstrip('/')}/{blob.sha256}" for server in self._transfer.servers),
             sha256=blob.sha256,
@@ -152,7 +162,6 @@ class FedstrRun(ShardRun):
             loss=made.losses[-1],
         )
         ciphertext = nip44.encrypt(output.to_json(), self._conversation)
-        bill = events.Bill(amount_msat, bolt11)
         event = events.result(self._keys, self._request, ciphertext, created_at=int(time.time()), bill=bill)
         await self._publish(event)
 

@@ -215,7 +215,11 @@ class Fedstr:
         try:
             self._kept.begun(event)
             await run.prepare(worker)
-            await run.deposit()
+            try:
+                await run.deposit()
+            except NodewireError:
+                run.forgo_deposit()
+                raise
             await run.train(worker)
         except NodewireError as error:
             await run.refuse(error)

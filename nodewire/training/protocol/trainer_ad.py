@@ -18,6 +18,7 @@ from nodewire.protocol import kinds
 from nodewire.protocol.committee.committee import HttpUrl, Ppm, RelayUrl
 from nodewire.protocol.encoding import tags
 from nodewire.protocol.encoding.schema import Count, Label, Msat, Name, Schema
+from nodewire.protocol.market.ad import MAX_UNIT_MSAT
 
 if TYPE_CHECKING:
     from nodewire.nostr.keys import Keys
@@ -53,6 +54,8 @@ class Trainer(Schema):
     """The part of a round's price that it wants before it begins; who paid it for the round before is spared it."""
     credit_msat: Msat = 0
     """What a customer that has been served before may owe it, besides the round before, and still be served."""
+    unit_msat: int = Field(default=1, ge=1, le=MAX_UNIT_MSAT)
+    """A payment to it is a whole multiple of this."""
     lnurl: HttpUrl | Literal[""] = ""
     """Its LNURL-pay endpoint; empty where everything is free."""
     pow_bits: int = Field(default=0, ge=0, le=64)

@@ -69,7 +69,7 @@ class OuterRun(PaidRun[AdmittedOuter]):
             momenta_sha256=momenta[2],
             root=root,
         )
-        self._owe_balance()
+        await self._owe_balance()
         goods = StepGoods(
             commitment=made.commitment(self._keys.public, request.id, request.round.round),
             theta=theta,

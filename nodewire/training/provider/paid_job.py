@@ -61,6 +61,8 @@ class PaidRun(Generic[Job]):
 
     task: ClassVar[str]
     """What the worker has it loaded as."""
+    by_name: ClassVar[bool] = True
+    """Whether the customer says of each part when its balance settles it."""
 
     def __init__(self, job: Job, resources: RunResources) -> None:
         self.job: Job = job
@@ -81,7 +83,7 @@ class PaidRun(Generic[Job]):
             self._settled.notify_all()
 
     async def deposit(self) -> None:
-        """Ask for the deposit, and return when this provider's own wallet has it.
+        """Ask for the deposit, and return when this provider's own wallet has it, or the customer's balance covers it.
 
         Raises:
             PaymentRequired: it is not paid within the patience.
@@ -92,9 +94,10 @@ class PaidRun(Generic[Job]):
             await self._say("processing")
             return
         key = self.job.key(DEPOSIT)
-        owed = self._ledger.owe(Due(key, self.job.request.customer, amount_msat, NEVER_S))
+        owed = self._ledger.owe(Due(key, self.job.request.customer, amount_msat, NEVER_S), by_name=self.by_name)
         if owed.state == "settled":  # before this provider died
             return
+        await self._ledger.flushed()
         due = feedback.Due(DEPOSIT, 0, 1, amount_msat, self.job.assigned.ticket)
         await self._say("payment-required", due=due)
         await self._until_paid(DEPOSIT, self._patience_s)
@@ -169,12 +172,14 @@ class PaidRun(Generic[Job]):
         )
         return await feed(session, edge, pieces, sha256, said or {}, total=total)
 
-    def _owe_balance(self) -> None:
+    async def _owe_balance(self) -> None:
         """From the delivery on the customer owes the balance."""
         job, request = self.job, self.job.request
         if job.assigned.balance_msat:
             due_by_s = int(max(time.time(), request.created_at + request.round.deadline_s) + self._patience_s)
-            self._ledger.owe(Due(job.key(BALANCE), request.customer, job.assigned.balance_msat, due_by_s))
+            due = Due(job.key(BALANCE), request.customer, job.assigned.balance_msat, due_by_s)
+            self._ledger.owe(due, by_name=self.by_name)
+            await self._ledger.flushed()
 
     async def _upload(self, pieces: Iterator[bytes]) -> BlobRef:
         with tempfile.NamedTemporaryFile(dir=self._folder) as file:

@@ -295,7 +295,7 @@ class ShardRun(PaidRun[AdmittedShard]):
         else:
             blob = await self._blobs.put(update)
         self._check_time()
-        self._owe_balance()
+        await self._owe_balance()
         committed = made.commitment(self._keys.public, request.id, request.round.round, job.assigned.index)
         ciphertext = nip44.encrypt(made.to_json(), self._conversation)
         goods = Goods(committed, blob, job.assigned.balance_msat, ciphertext, result)

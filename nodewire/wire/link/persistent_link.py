@@ -31,7 +31,10 @@ class Links(Protocol):
 
 
 class PersistentLink:
-    """Made by Node.keep."""
+    """Dials `addresses` of the key `public` (hex) until the node is closed; made by `Node.keep`.
+
+    `failed` gets the error of the first dial alone.
+    """
 
     def __init__(
         self, links: Links, public: str, addresses: Sequence[str], failed: Callable[[NodewireError], None]

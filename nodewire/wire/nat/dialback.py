@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from nodewire.errors import BadPeer, LinkLost, NodewireError, TimedOut, Unsupported
 from nodewire.net import host_port
 from nodewire.protocol.encoding.address import SpliceAddress, ip_port
-from nodewire.wire.nat import relay_client as splice
+from nodewire.wire.nat import splice_client as splice
 from nodewire.wire.transport import identity, tcp
 from nodewire.wire.transport.tls import secured
 
@@ -52,7 +52,7 @@ async def ask(address: SpliceAddress, port: int, keys: Keys, *, allow_private: b
     Raises:
         Unsupported: this splice dials nobody back.
         Busy, NotAllowed: it does not dial us, or not now.
-        and as `relay_client.enter`.
+        and as `splice_client.enter`.
 
     """
     entered = await splice.enter(address, None, keys, allow_private=allow_private, dial=port)

@@ -16,8 +16,8 @@ from nodewire.net import address_policy, host_port
 from nodewire.nostr.nips.nip01 import Filter
 from nodewire.protocol import kinds
 from nodewire.protocol.encoding.address import SpliceAddress, ip_port
-from nodewire.protocol.market import relay_ad as splices
-from nodewire.wire.nat import relay_client
+from nodewire.protocol.market import splice_ad as splices
+from nodewire.wire.nat import splice_client
 from nodewire.wire.nat.upnp import PortMapping
 
 if TYPE_CHECKING:
@@ -90,18 +90,18 @@ async def look(addresses: Sequence[SpliceAddress], keys: Keys, *, allow_private:
     if not asked:
         return Outlook("unknown", (), (), (), "no splice is known")
     first, port = None, 0
-    answers: list[tuple[SpliceAddress, relay_client.SpliceConnection | NodewireError]] = []
+    answers: list[tuple[SpliceAddress, splice_client.SpliceConnection | NodewireError]] = []
     for address in asked:  # the first that answers fixes the port
         first = await _seen(address, keys, allow_private, 0)
         answers.append((address, first))
-        if isinstance(first, relay_client.SpliceConnection):
+        if isinstance(first, splice_client.SpliceConnection):
             port = first.port
             break
     others = asked[len(answers) :]
     found = await asyncio.gather(*(_seen(address, keys, allow_private, port) for address in others))
     answers += zip(others, found, strict=True)
     heard = sorted(
-        ((at, one) for at, one in answers if isinstance(one, relay_client.SpliceConnection)),
+        ((at, one) for at, one in answers if isinstance(one, splice_client.SpliceConnection)),
         key=lambda pair: pair[1].rtt_s,
     )
     if not heard:
@@ -127,9 +127,9 @@ async def look(addresses: Sequence[SpliceAddress], keys: Keys, *, allow_private:
 
 async def _seen(
     address: SpliceAddress, keys: Keys, allow_private: bool, port: int
-) -> relay_client.SpliceConnection | NodewireError:
+) -> splice_client.SpliceConnection | NodewireError:
     try:
-        entered = await relay_client.enter(address, None, keys, allow_private=allow_private, port=port)
+        entered = await splice_client.enter(address, None, keys, allow_private=allow_private, port=port)
     except NodewireError as error:
         return error
     entered.close()

@@ -22,7 +22,7 @@ from nodewire.nostr.nips import nip59
 from nodewire.nostr.nips.nip01 import Filter
 from nodewire.protocol.encoding.address import SpliceAddress
 from nodewire.wire.nat import offer as offers
-from nodewire.wire.nat import relay_client
+from nodewire.wire.nat import splice_client
 from nodewire.wire.nat.offer import Offer
 from nodewire.wire.nat.strategies import Ends, climb
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from nodewire.nostr.keys import Keys
     from nodewire.wire.link.happy_eyeballs import Way
     from nodewire.wire.link.link import Link
-    from nodewire.wire.nat.relay_client import SpliceConnection
+    from nodewire.wire.nat.splice_client import SpliceConnection
 
 AGAIN_S = 1.0
 """Until an offer is sent once more."""
@@ -139,7 +139,7 @@ class Reach:
         if self._hearing is None:  # for answers
             self._hearing = self._node.run(self._hear())
         session, room = secrets.token_hex(32), secrets.token_hex(32)
-        entered = await relay_client.enter(address, room, self._keys, allow_private=self._allow_private)
+        entered = await splice_client.enter(address, room, self._keys, allow_private=self._allow_private)
         meeting = _Rendezvous(peer, asyncio.get_running_loop().create_future())
         self._meetings[session] = meeting
         try:
@@ -199,7 +199,7 @@ class Reach:
         peer = answered.peer
 
         async def way() -> Link:
-            entered = await relay_client.enter(address, offer.room, self._keys, allow_private=self._allow_private)
+            entered = await splice_client.enter(address, offer.room, self._keys, allow_private=self._allow_private)
             try:
                 answer = answered.answer = self._said("answer", offer.session, offer.room, entered)
                 sending = asyncio.create_task(self._send(answer, peer))

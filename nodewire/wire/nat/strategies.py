@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from nodewire.errors import BadPeer, LinkLost, NodewireError, NotAllowed
 from nodewire.net import address_policy
 from nodewire.protocol.encoding.address import ip_port
-from nodewire.protocol.market.relay_ad import LEAST_PORT
+from nodewire.protocol.market.splice_ad import LEAST_PORT
 from nodewire.wire.nat.hole_punch import answer, punch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nodewire.wire.link.link import Link, Rung
-    from nodewire.wire.nat.relay_client import SpliceConnection
+    from nodewire.wire.nat.splice_client import SpliceConnection
 
 HEAD_START_ROUND_TRIPS = 3
 LEAST_HEAD_START_S, MOST_HEAD_START_S = 0.2, 0.6

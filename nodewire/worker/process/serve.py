@@ -20,7 +20,7 @@ import torch
 
 from nodewire.core import heap
 from nodewire.errors import BadFrame, NodewireError, NotAllowed, NotFound, OverMemory, TooLarge, WorkerFailed
-from nodewire.kind import Actor, BatchActor, InBlocks, Limits, SizedActor
+from nodewire.kind import Actor, BatchActor, BlockActor, Limits, SizedActor
 from nodewire.protocol.model.edge_codec import OWN, Coding, Codings
 from nodewire.protocol.tensors.frame import ITEM_BYTES, MAX_TENSORS, MXINT8, Array, Frame, bytes_of
 from nodewire.worker.ipc import message
@@ -283,7 +283,7 @@ class Server:
             "memory_bytes": took,
             "load_ms": round((time.monotonic() - started) * 1000),
             "batches": int(actor.batches) if isinstance(actor, BatchActor) else 0,
-            "block": actor.block if isinstance(actor, InBlocks) else 0,
+            "block": actor.block if isinstance(actor, BlockActor) else 0,
         }
 
     def _fits(self, task: str, taken: tuple[int, int]) -> None:

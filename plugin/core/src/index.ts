@@ -26,6 +26,7 @@ export * from "./events/delivery.js";
 export * from "./events/event.js";
 export * from "./events/fedstr.js";
 export * from "./events/job.js";
+export * from "./events/nutzaps.js";
 export * from "./events/rounds.js";
 export * from "./events/tickets.js";
 export * from "./events/training.js";

@@ -6,8 +6,10 @@ import { measurementsOf, parseAd } from "../src/events/catalog.js";
 import * as catalog from "../src/events/catalog.js";
 import { eventId, eventOf, type EventTemplate, type NostrEvent, verifyEvent } from "../src/events/event.js";
 import * as job from "../src/events/job.js";
+import * as nutzaps from "../src/events/nutzaps.js";
 import * as rounds from "../src/events/rounds.js";
 import * as work from "../src/events/work.js";
+import { sampleKey } from "../src/documents/work.js";
 import { NodewireError } from "../src/errors.js";
 import type { Value } from "../src/value.js";
 import { at, text, vectors } from "./vectors.js";
@@ -59,7 +61,11 @@ const CASES: Record<string, readonly [NostrEvent, (event: NostrEvent) => EventTe
     },
   ],
   sampled: [example("sampled"), (one) => work.buildSampled(work.parseSampled(one), one.created_at)],
-  report: [example("report"), (one) => work.buildReport(work.parseReport(one), one.created_at)],
+  nutzap: [example("nutzap"), (one) => nutzaps.buildNutzap(nutzaps.parseNutzap(one), one.created_at)],
+  nutzap_info: [
+    example("nutzap_info"),
+    (one) => nutzaps.buildNutzapInfo(nutzaps.parseNutzapInfo(one), one.created_at),
+  ],
   wire_auth: [example("wire_auth"), (one) => work.buildLinkAuth(work.parseLinkAuth(one), one.created_at)],
   splice_request: [
     example("splice_request"),
@@ -75,6 +81,8 @@ const UNCHECKED: Record<string, string[]> = {
   payment_required: ["close"],
   result: ["encrypted", "root"],
   splice_request: ["room"],
+  nutzap: ["salt"],
+  nutzap_info: ["relay"],
 };
 
 function partial(one: NostrEvent): EventTemplate {
@@ -107,6 +115,28 @@ test("every event of the vectors that is no training's is a case", () => {
   assert.deepEqual(names.sort(), Object.keys(CASES).filter((name) => name !== "vote").sort());
 });
 
+test("a nutzap is its author's, is taken by whoever lists its mint, and has one payment hash", () => {
+  const [signed, info] = [example("nutzap"), nutzaps.parseNutzapInfo(example("nutzap_info"))];
+  const nutzap = nutzaps.parseNutzap(signed);
+  const provider = example("nutzap_info").pubkey;
+  nutzaps.checkNutzap(nutzap, provider, info);
+  assert.equal(nutzaps.isBound(nutzap, signed.pubkey), true);
+  assert.equal(nutzaps.isBound({ ...nutzap, salt: null }, signed.pubkey), false);
+  refused(() => nutzaps.isBound(nutzap, provider), "bad-tag");
+  refused(() => nutzaps.checkNutzap(nutzap, signed.pubkey, info), "bad-tag");
+  refused(() => nutzaps.checkNutzap(nutzap, provider, { ...info, lockKey: provider }), "bad-tag");
+  refused(() => nutzaps.checkNutzap(nutzap, provider, { ...info, mints: [["https://mint.example", "usd"]] }), "bad-tag");
+  const payment = nutzaps.nutzapPayment(nutzap);
+  assert.equal(payment.payment_hash, text(at(examples, "nutzap_payment", "payment_hash")));
+  assert.equal(payment.preimage, text(at(examples, "nutzap_payment", "preimage")));
+  const [proof, ...others] = signed.tags.map((tag) => [...tag]);
+  const changed = (from: string, to: string): NostrEvent => ({ ...signed, tags: [["proof", proof![1]!.replace(from, to)], ...others] });
+  refused(() => nutzaps.parseNutzap(changed("SIG_INPUTS", "SIG_ALL")), "bad-tag");
+  refused(() => nutzaps.parseNutzap(changed('"amount":1', '"amount":0')), "bad-tag");
+  refused(() => nutzaps.parseNutzap(changed("P2PK", "HTLC")), "bad-tag");
+  refused(() => nutzaps.parseNutzap({ ...signed, tags: [...signed.tags, signed.tags[0]!] }), "bad-tag");
+});
+
 test("the certificate is its committee's, and its partials make the request's beacon", () => {
   const certificate = rounds.parseCertificate(event("certificate"));
   rounds.checkCertificate(certificate, committee);
@@ -121,10 +151,10 @@ test("a request by another than its plan's customer is refused", () => {
   refused(() => job.parseRequest({ ...request, pubkey: "11".repeat(32) }), "bad-event");
 });
 
-test("a report's sample, and an auth's certificate", () => {
+test("a sample's name, and an ad's tags", () => {
   assert.equal(event("ad").tags.length, 3);
-  const report = example("report");
-  assert.equal(report.tags.find(([name]) => name === "d")![1], text(at(examples, "sample_key")));
+  const [sample] = work.parseSampled(example("sampled")).samples;
+  assert.equal(sampleKey(sample!), text(at(examples, "sample_key")));
 });
 
 test("measurements beside an ad", () => {

@@ -15,7 +15,7 @@ import { type Recipe, recipe } from "../src/documents/recipe.js";
 import { takesOf } from "../src/documents/takes.js";
 import * as training from "../src/documents/training.js";
 import { transcript } from "../src/documents/transcript.js";
-import { closing, commitment, receipt, report, sampled, verdict } from "../src/documents/work.js";
+import { closing, commitment, receipt, sampled, verdict } from "../src/documents/work.js";
 import { NodewireError } from "../src/errors.js";
 import { blobHash } from "../src/hash.js";
 import { formatJson, parseJson } from "../src/json.js";
@@ -41,7 +41,6 @@ const TYPES: Record<string, DocumentType<any>> = {
   Progress: training.progress,
   Recipe: recipe,
   Receipt: receipt,
-  Report: report,
   RollCall: rollCall,
   Round: training.trainingRound,
   RoundClose: training.roundClose,

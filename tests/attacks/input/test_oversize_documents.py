@@ -93,7 +93,7 @@ def test_what_is_nested_is_counted_too(said):
 
 
 def test_as_many_wrong_items_as_a_manifest_may_have_are_told_of_once():
-    edges = [{"tensors": [{}] * 64} for _ in range(8_192)]
+    edges = [{"tensors": [{}] * 16} for _ in range(8_192)]
     error = refused(Manifest.unpack, packed(edges=edges), times=160)  # an empty map is a byte, and in memory 64
     assert isinstance(error, BadInput) and "\n" not in str(error)
 

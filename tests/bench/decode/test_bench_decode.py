@@ -35,7 +35,7 @@ def ran(arm, tokens=TOKENS, stage_ms=3.0, **how):
     return run, truth
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(arms, truths, st.sampled_from([0.0, 1.0, 10.0]))
 def test_every_arms_tokens_are_the_decoders(arm, drawn, stage_ms):
     run, truth = ran({**arm, **drawn}, stage_ms=stage_ms)
@@ -43,7 +43,7 @@ def test_every_arms_tokens_are_the_decoders(arm, drawn, stage_ms):
     assert run.driver.tokens == truth.tokens(len(run.driver.tokens))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.lists(arms, min_size=2, max_size=6), truths)
 def test_sessions_that_are_computed_together_do_not_disturb_each_other(several, drawn):
     made = [driver_of({**arm, **drawn, "seed": drawn["seed"] + number}) for number, arm in enumerate(several)]
@@ -53,7 +53,7 @@ def test_sessions_that_are_computed_together_do_not_disturb_each_other(several, 
         assert driver.tokens == truth.tokens(len(driver.tokens))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(wholly_computed, truths, st.booleans())
 def test_a_session_alone_takes_as_long_by_the_short_way_to_reckon(arm, drawn, relayed):
     run, _ = ran({**arm, **drawn}, relayed=relayed)

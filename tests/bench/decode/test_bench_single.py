@@ -14,7 +14,7 @@ from transformers import AutoConfig
 from bench.decode import single
 from bench.report import Report
 from bench.tasks.decode_model import write_large, write_llama
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.llm.tokens.sampling_params import Sampling
 
 ROOT = Path(__file__).parents[3]
@@ -45,7 +45,7 @@ def test_an_arm_says_its_kernels_then_what_it_made_and_how_long_it_took(arm, tmp
     assert began["isa"] == torch.backends.cpu.get_cpu_capability()
     if arm == "ours":
         assert began["kernels"]["head [256, 64]"] == "PyTorch, float32 in columns"
-    expected = list(Whole(tmp_path / "model").tokens(PROMPT, Sampling(12)))
+    expected = list(LocalDecoder(tmp_path / "model").tokens(PROMPT, Sampling(12)))
     assert [one["made"] for one in runs] == [expected, expected]
     assert all(one["first_s"] > 0 and one["rest_s"] > 0 and one["cpu_s"] > 0 for one in runs)
 

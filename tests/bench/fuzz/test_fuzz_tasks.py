@@ -15,7 +15,7 @@ from nodewire.graph.program import liveness
 from nodewire.graph.program.format import Program
 from nodewire.graph.program.whitelist import OPS
 
-SOME = {"calls": 150, "memory": 60, "bombs": 24, "weights": 60}
+SOME = {"calls": 60, "memory": 30, "bombs": 16, "weights": 60}
 
 
 @pytest.mark.timeout(300)

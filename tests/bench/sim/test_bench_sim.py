@@ -12,7 +12,7 @@ from bench.sim.simulator import DETECT_MS, Simulation
 from bench.sim.traces import Change, Session, churn, poisson
 from nodewire.plan.place.model import Chain, Node, Placement, Pool, Stage, Task, Workload, turn_ms
 from nodewire.plan.place.planners import OURS, PLANNERS
-from nodewire.plan.place.rebalance import Balance, Rules, Went, step
+from nodewire.plan.place.rebalance import Balance, Departure, Rules, step
 
 
 def small() -> tuple[Pool, Chain, Placement]:
@@ -76,7 +76,7 @@ def test_what_a_node_that_is_gone_for_good_held_is_served_by_whom_rebalancing_na
     def replan(gone: frozenset[int]) -> Placement:
         nonlocal state
         for node in gone & state.nodes:
-            state, _ = step(state, Went(node, 0), rules)
+            state, _ = step(state, Departure(node, 0), rules)
         return state.placement()
 
     sessions, changes = [Session(0.0, 1, 9), Session(10.0, 1, 1)], [Change(1.0, 1, False)]

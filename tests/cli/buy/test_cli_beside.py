@@ -8,13 +8,13 @@ import threading
 
 import pytest
 
-from nodewire.cli.buy.conversation import Beside
+from nodewire.cli.buy.conversation import LoopThread
 
 
 @pytest.fixture
 def beside():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    running = Beside()
+    running = LoopThread()
     yield running
     running.close()
     signal.signal(signal.SIGINT, before)

@@ -16,7 +16,7 @@ from nodewire.config import CustomerConfig, OracleConfig, ProviderConfig, TrainC
 from nodewire.errors import BadConfig, BadInput, BadRecipe, LinkLost, NoProvider, OverBudget, PaymentFailed
 from nodewire.protocol.committee.committee import Committee
 from nodewire.protocol.encoding import validation_errors
-from nodewire.protocol.market.relay_ad import Splice
+from nodewire.protocol.market.splice_ad import Splice
 from nodewire.protocol.model.families import Family
 from nodewire.training.protocol.recipe import Recipe
 from tests.cli.here import run_here
@@ -58,10 +58,11 @@ def test_a_port_of_another_machine_is_one_line(tmp_path):
 
 
 def test_with_json_an_error_is_a_document_with_advice(tmp_path):
-    done = run("relay", "--db", "nowhere/relay.db", "--port", "0", "--json", cwd=tmp_path)
+    (tmp_path / "customer.toml").write_text("relayz = []\n")
+    done = run("models", "--config", "customer.toml", "--json", cwd=tmp_path)
     said = json.loads(done.stdout)["error"]
-    assert (said["code"], said["field"]) == ("bad-config", "nowhere/relay.db")
-    assert said["advice"]
+    assert (said["code"], said["field"]) == ("bad-config", "customer.toml, line 1")
+    assert "configuration.md" in said["advice"]
 
 
 @pytest.mark.parametrize("command", ["generate", "embed"])
@@ -238,6 +239,7 @@ def test_a_trainer_that_says_nothing_of_families_trains_all_that_recipes_may_nam
         (["models", "pin", "x", "pycoder", "--config", "customer.toml"], "is a name; `nodewire models"),
         (["models", "pin", "x:y", MODEL, "--config", "customer.toml"], "has ':' (COLON)"),
         (["models", "pin", "x", MODEL, "--config", "oracle.toml"], "an oracle's file, which has no [names]"),
+        (["models", "--json", "pin", "x", MODEL, "--config", "customer.toml"], "write `models pin --json`"),
         (["models"], "a role's TOML file says where the market is"),
         (["audit", "1234", "--config", "customer.toml"], "has 64 hex digits"),
         (["register", ".", "--target-vram", "12", "--relay", "ws://x", "--blossom", "http://x"], "12 of what?"),
@@ -275,7 +277,7 @@ def test_what_was_confused_is_said_before_anybody_is_asked(tmp_path, monkeypatch
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 1
-    assert said in capsys.readouterr().err
+    assert said in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize(
@@ -319,6 +321,13 @@ def test_advice_is_of_what_went_wrong(capsys, error, advice):
     with pytest.raises(SystemExit):
         fail(error)
     assert advice in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("field", ["gguf", "device", "/models/llama", "llama/config.json"])
+def test_what_is_wrong_outside_of_a_roles_file_has_no_advice_on_its_fields(capsys, field):
+    with pytest.raises(SystemExit):
+        fail(BadConfig(field, "not there"))
+    assert "configuration.md" not in capsys.readouterr().err
 
 
 def test_a_file_that_is_missing_is_not_explained_by_its_fields(capsys):

@@ -10,7 +10,7 @@ import pytest
 
 from nodewire.cli.buy import ask
 from nodewire.cli.buy.job_view import GrowingText
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.llm.tokens.sampling_params import parse_params
 from tests.cli.here import run_here
 from tests.kinds.llama import make_llama
@@ -100,7 +100,7 @@ def test_a_message_is_answered_by_the_models_chat_template(model, tmp_path):
     assert code == 1 and said["error"]["field"] == "--chat"
     talking = shutil.copytree(model, tmp_path / "talking")
     (talking / "chat_template.jinja").write_text("user: {{ messages[0].content }}\ncat:")
-    whole = Whole(model)
+    whole = LocalDecoder(model)
     sampling = parse_params({"max_tokens": 9, "special_tokens": False}, whole.positions)
     code, said = generate(talking, "--chat", "--max-tokens", "9", cwd=tmp_path)
     assert code == 0 and said["text"] == "".join(whole.generate("user: the cat\ncat:", sampling))

@@ -11,7 +11,7 @@ import pytest
 
 from nodewire.cli.buy.local_chat import TalkHere
 from nodewire.errors import BadInput
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.llm.tokens.sampling_params import parse_params
 from tests.cli.here import run_here
 from tests.kinds.llama import make_llama
@@ -33,7 +33,7 @@ def chat(model, lines, *options):
 
 
 def continued(model, prompt, max_tokens):
-    whole = Whole(model)
+    whole = LocalDecoder(model)
     sampling = parse_params({"max_tokens": max_tokens, "special_tokens": False}, whole.positions)
     return "".join(whole.generate(prompt, sampling))
 

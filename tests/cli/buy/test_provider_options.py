@@ -3,7 +3,7 @@
 import pytest
 
 from nodewire.cli.buy.provider_options import from_whom
-from nodewire.config import CustomerConfig, Whom
+from nodewire.config import CustomerConfig, ProviderChoice
 from nodewire.errors import BadInput
 
 NOBODY = {"driver": None, "trusted": None, "ends": None, "exclude": None, "region": None}
@@ -13,7 +13,7 @@ NOBODY = {"driver": None, "trusted": None, "ends": None, "exclude": None, "regio
     ("option", "said"), [("driver", "foo"), ("trusted", ["bob"]), ("ends", ["bob"]), ("exclude", ["7"] * 65)]
 )
 def test_what_cannot_be_is_named_by_its_option(option, said):
-    config = CustomerConfig.model_construct(whom=Whom())
+    config = CustomerConfig.model_construct(whom=ProviderChoice())
     with pytest.raises(BadInput) as error:
         from_whom(config, **{**NOBODY, option: said})
     assert error.value.field == f"--{option}"

@@ -21,7 +21,7 @@ from nodewire.net.http_server import listening_socket
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.encoding.address import SpliceAddress
 from nodewire.provider.market.listener import open_wire
-from nodewire.wire.nat import relay_client as ends
+from nodewire.wire.nat import splice_client as ends
 from nodewire.wire.node import Node
 from simnet.__main__ import simnet
 

@@ -18,7 +18,7 @@ from nodewire.wire import Node
 from nodewire.wire.measure.link_health import Health
 from nodewire.wire.measure.link_health_store import NAME, HealthLog
 from nodewire.wire.measure.vivaldi import Claim
-from nodewire.wire.nat.relay_server import Splicer
+from nodewire.wire.nat.splice_server import Splicer
 from nodewire.wire.transport.tcp_info import TcpInfo
 
 

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ from nodewire.protocol import kinds
 from nodewire.protocol.model import manifest_event
 from nodewire.store.blobs import Blobs
 from nodewire.training.engine.models import vocabulary
+from nodewire.weights import blob_folder
 from tests.market.tiny_models import make_encoder
 
 logging.getLogger("torch.__trace").disabled = True  # thousands of records, which pytest would keep
@@ -215,9 +217,79 @@ def test_who_registers_is_told_what_a_provider_says_to_serve_it(servers, written
     assert served["tasks"] == ["graph.0"]
 
 
-def test_of_many_tasks_a_few_are_named():
-    (served,) = tomllib.loads(serve_block("38840:ab:one", [f"stage.{k}" for k in range(80)]))["serve"]
-    assert served["tasks"] == [f"stage.{k}" for k in range(8)]
+@pytest.mark.parametrize(
+    ("mode", "price"), [("generate", {"price_per_million": 46_875}), ("embed", {"price_msat": 1000})]
+)
+def test_all_tasks_are_named_with_an_example_of_the_price_that_they_have(mode, price):
+    names = [f"stage.{k}" for k in range(80)]
+    manifest = SimpleNamespace(mode=mode, tasks=[SimpleNamespace(name=name) for name in names])
+    said = serve_block("38840:ab:one", manifest)
+    (served,) = tomllib.loads(said)["serve"]
+    assert served["tasks"] == names
+    read = Serve.model_validate({**served, "manifest": f"38840:{'ab' * 32}:one"}).model_dump()
+    assert {name: read[name] for name in ("price_per_million", "price_msat") if read[name] is not None} == price
+    assert "an example" in said and "`nodewire models`" in said
+
+
+@pytest.fixture
+def speaking(folders, tmp_path):
+    folder = shutil.copytree(folders / "llama", tmp_path / "speaking")
+    (folder / "tokenizer.json").write_bytes(vocabulary.of_bytes())
+    return folder
+
+
+@pytest.fixture
+def uncut(monkeypatch):
+    """No weight is written."""
+
+    def write(*_):
+        raise AssertionError("it was cut before it was checked")
+
+    monkeypatch.setattr(blob_folder, "write", write)
+
+
+def test_a_template_that_cannot_be_published_is_known_before_the_cut(register, speaking, uncut):
+    (speaking / "chat_template.jinja").write_text("x" * 200_000)
+    assert register(str(speaking))[1]["error"]["field"] == "chat_template"
+
+
+def test_a_key_and_a_relay_are_tried_before_the_cut(monkeypatch, capfd, servers, speaking, uncut, tmp_path):
+    (tmp_path / "bad.nsec").write_text("no key")
+    gone = ["--relay", "ws://127.0.0.1:9", "--blossom", "http://127.0.0.1:9", "--key", str(tmp_path / "new.nsec")]
+    for how in ([*servers[:-1], str(tmp_path / "bad.nsec")], gone):
+        monkeypatch.setattr(sys, "argv", ["nodewire", "register", str(speaking), *how, "--json"])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code == 1
+        assert json.loads(capfd.readouterr().out)["error"]["field"]
+
+
+def test_what_would_be_replaced_is_asked_before_the_cut(register, speaking, monkeypatch):
+    code, done = register(str(speaking), "--name", "taken")
+    assert code == 0, done
+    monkeypatch.setattr(blob_folder, "write", None)
+    code, said = register(str(speaking), "--name", "taken", "--context", "16")
+    assert (code, said["error"]["field"]) == (1, "--replace")
+
+
+def test_pieces_lie_once_in_the_scratch_folder(register, speaking, tmp_path, monkeypatch):
+    scratch, seen = tmp_path / "scratch", {}
+    upload = Blobs.upload
+
+    async def seeing(blobs, source, *more):
+        seen[source.name] = [path for path in scratch.rglob("*") if path.name == source.name]
+        assert source.parent.parent == scratch
+        return await upload(blobs, source, *more)
+
+    monkeypatch.setattr(Blobs, "upload", seeing)
+    code, done = register(str(speaking), "--scratch", str(scratch))
+    assert code == 0, done
+    assert len(seen) + 1 == done["blobs"]
+    assert all(len(found) == 1 for found in seen.values())
+    assert not list(scratch.iterdir())
+    monkeypatch.setattr(blob_folder.shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
+    code, said = register(str(speaking), "--scratch", str(scratch), "--name", "more")
+    assert code == 1 and str(scratch) in said["error"]["field"] and "--scratch" in said["error"]["reason"]
 
 
 def test_it_is_published_under_another_name_and_drawn_before(register, written, tmp_path):
@@ -276,6 +348,24 @@ def test_an_architecture_that_is_not_known_is_told_of_the_way_that_any_module_go
     code, said = register(str(tmp_path), "--dry-run")
     assert (code, said["error"]["code"]) == (1, "unsupported")
     assert "nodewire.register" in said["error"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (None, "name a model's folder or a GGUF file"),
+        ("{", "names no architecture"),
+        ('{"architectures": []}', "names no architecture"),
+        ('{"architectures": [["LlamaForCausalLM"]]}', "those that generate text are"),
+        (" " * 2**20 + "{}", "more than 1048576 bytes"),
+    ],
+)
+def test_a_folder_whose_architecture_cannot_be_read_is_told_so(register, tmp_path, config, reason):
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    code, said = register(str(tmp_path), "--dry-run")
+    assert code == 1
+    assert reason in said["error"]["reason"]
 
 
 def test_pickled_weights_are_told_as_such(register, folders, tmp_path):

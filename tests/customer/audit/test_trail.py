@@ -260,6 +260,18 @@ async def test_a_claim_above_the_plans_price_is_wrong(trail):
     assert step == "payment" and "1 times 1000" in reason
 
 
+async def test_a_nutzap_is_seen_and_is_only_its_customers_word(trail):
+    trail.told.nutzap(0, 0, 1)
+    trail.told.nutzap(1, 0, 1, author=STRANGER)  # a copy: its nonces are the customer's
+    whole(trail)
+    lines = await trail.lines()
+    assert wrong(lines) == []
+    missing = [line.reason for line in of(lines, "payment", "missing")]
+    assert len(missing) == 6 and sum("its mint alone" in reason for reason in missing) == 1
+    trail.told.nutzap(0, 0, 1, salt="6b" * 32)
+    assert ("payment", "paid twice") in wrong(await trail.lines())
+
+
 async def test_receipts_and_closings_are_checked_against_claims_and_certificates(trail, tmp_path):
     whole(trail)
     book = Ledger(tmp_path / "ledger.db")

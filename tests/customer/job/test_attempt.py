@@ -67,6 +67,7 @@ async def running(tmp_path):
         plan, manifest = documents.plan(), manifest or documents.manifest()
         session = SimpleNamespace(
             keys=documents.CUSTOMER, pool=pool, purse=Purse(None, ("ws://r",), "bcrt", False), holder=None,
+            share_account=None,
             network="bcrt", node=node, spool=spool, settler=Settler(), withdraw=lambda *_: None,
             log=logging.getLogger("nodewire.customer"),
         )  # fmt: skip

@@ -16,8 +16,10 @@ from nodewire.customer.models.names import (
     address_in,
 )
 from nodewire.errors import Ambiguous, BadInput, NotFound, TooLarge
+from nodewire.nostr import event as events
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip19
+from nodewire.nostr.nips.nip01 import Filter
 from nodewire.nostr.pool import Pool
 from nodewire.protocol.market.ad import TaskOffer
 from nodewire.protocol.market.model_name import name_in, skeleton
@@ -263,6 +265,25 @@ async def test_a_follow_list_that_cannot_be_read_is_not_taken_for_none(tmp_path,
         with pytest.raises(TooLarge, match="pin them"):
             await market.find("smollm2")
         assert (await market.find("small")).by == "pin"
+
+
+async def test_what_cannot_be_read_for_others_takes_no_name(tmp_path, blobs):
+    """A stranger's enormous event, asked for beside it, says nothing of the follow list."""
+    enormous = Limits(event_bytes=300_000, frame_bytes=400_000)
+    async with serve(relay_at(tmp_path, enormous)) as relay, Pool([relay.url]) as pool, Pool([relay.url]) as stranger:
+        await said(pool, publication(FRIEND, FRIENDS), follow_list([FRIEND.public]))
+        market = await names(pool, blobs, Epoch([]))
+        fetch = pool.fetch
+
+        async def beside(*asked, **options):
+            async with pool.subscribe([Filter(kinds=frozenset({1}))]) as noise:
+                await said(stranger, events.sign(STRANGER, 1, created_at=1, content="x" * 200_000))
+                while not noise.unread:
+                    await asyncio.sleep(0.01)
+                return await fetch(*asked, **options)
+
+        pool.fetch = beside
+        assert (await market.find("smollm2")).address == address(FRIEND, "smollm2")
 
 
 @pytest.mark.parametrize(

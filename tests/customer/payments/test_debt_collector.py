@@ -152,7 +152,7 @@ async def test_debts_of_the_ledger_and_claims_of_chunks_that_came_are_paid_when_
     relays.claimed(1, 1)
     relays.claimed(2, 1)
     payer = Payer(CUSTOMER, wallet, book)
-    payer.end(relays.request.id, came=2)
+    payer.end(relays.request.id, count_owed=2)
     async with settling(relays, payer) as one:
         await asyncio.sleep(0.05)
         assert wallet.paid == {}  # who only looks, as `wallet settle` before its question, pays nothing
@@ -210,6 +210,35 @@ async def test_who_cannot_be_reached_holds_up_nobody_and_nothing_longer_than_a_r
         assert await one.still_owed(owed) == owed  # it still refuses: then it is avoided
         assert one.take_old()["unpaid_msat"] == 2 * PRICE_MSAT
     assert "2.000 sat still owed for 2 chunks (`nodewire wallet settle` tells why)" in caplog.text
+
+
+async def test_who_refuses_for_a_debt_of_this_process_is_paid_it_and_asked_again_once(relays, book, wallet):
+    """It was over time for its own job's payments, as on a slow machine, so the ledger alone knows it."""
+    payments, _ = job()
+    owed = {PROVIDERS[0].public}
+    async with settling(relays, Payer(CUSTOMER, wallet, book)) as one:
+        one.begin()
+        one.requests(relays.request.id)
+        await one.caught_up()
+        owe(book, relays, 0, 0)
+        assert await one.still_owed(owed) == owed  # its job is under way
+        one.end_job(relays.request.id, payments)
+        assert await one.still_owed(owed) == set()
+        assert [paid.amount_msat for paid in wallet.paid.values()] == [PRICE_MSAT]
+        assert await one.still_owed(owed) == owed
+        assert one.take_old()["chunks"] == 0
+
+
+async def test_a_debt_that_could_not_be_paid_lately_keeps_no_job_waiting(relays, book, wallet):
+    """Its payee's endpoint may hang, and it may refuse each job."""
+    async with settling(relays, Payer(CUSTOMER, wallet, book)) as one:
+        one.begin()
+        await one.caught_up()
+        owe(book, relays, 0, 0)
+        (owed,) = one._in_ledger()
+        one._again[owed.key] = (time.monotonic() + 3_600, 60.0)
+        assert await one.still_owed({PROVIDERS[0].public}) == {PROVIDERS[0].public}
+    assert wallet.paid == {}
 
 
 async def test_a_job_under_way_is_left_to_its_own_payments(relays, book, wallet):
@@ -329,7 +358,7 @@ async def test_what_broke_off_before_it_came_is_shown_as_such_and_not_told_as_ow
     for chunk in (0, 1):
         relays.claimed(1, chunk)
     payer = Payer(CUSTOMER, wallet, book)
-    payer.end(relays.request.id, came=1)
+    payer.end(relays.request.id, count_owed=1)
     owed = await debts.on_relays(relays, payer, CUSTOMER.public)
     assert {one.key.chunk: (one.is_broken, one.is_evident) for one in owed} == {0: (False, False), 1: (True, False)}
     relays.pay(book, 0, 0)
@@ -362,7 +391,7 @@ async def test_who_died_amid_a_job_is_owed_each_chunk_that_came_and_is_paid_once
     for chunk in (0, 1):
         relays.pay(book, 2, chunk)
     payer = Payer(CUSTOMER, wallet, book)
-    payer.end(relays.request.id, came=2)
+    payer.end(relays.request.id, count_owed=2)
     async with settling(relays, payer) as one:
         one.begin()
         await one.caught_up()
@@ -446,7 +475,7 @@ async def test_a_claim_that_is_told_again_is_paid_though_its_job_is_not_remember
         one.begin()
         await one.caught_up()
         if whose == "of an earlier process":
-            payer.end(relays.request.id, came=1)
+            payer.end(relays.request.id, count_owed=1)
         else:
             payments, _ = job()
             await closed(payments, 0)
@@ -481,7 +510,7 @@ async def test_claims_of_jobs_that_are_not_remembered_wait_within_bounds(relays,
     monkeypatch.setattr(debt_collector, "MAX_TOLD", 4)
     relays.pay(book, 0, 0)
     payer = Payer(CUSTOMER, wallet, book)
-    payer.end(relays.request.id, came=1)
+    payer.end(relays.request.id, count_owed=1)
     async with settling(relays, payer) as one:
         # Only the first is known to be in the job.
         for number, chunk in ((1, 0), (1, 1), (1, 2), (2, 0), (0, 1), (0, 2)):

@@ -10,7 +10,9 @@ import pytest
 from nodewire.customer.payments.receipt_finalizer import Closings
 from nodewire.customer.payments.refunds import Refunds
 from nodewire.errors import NotFound, TimedOut
+from nodewire.nostr.nips import nip61
 from nodewire.pay.accounts.ledger import Ledger
+from nodewire.pay.nutzaps import authorship
 from nodewire.protocol import kinds
 from nodewire.protocol.job import receipt
 from nodewire.protocol.verification import complaint
@@ -47,7 +49,10 @@ class Holder:
     async def claim(self, keys, key):
         amount_msat = self.cases[key].pop(keys.public)
         self.claimed.append((key, amount_msat))
-        return SimpleNamespace(amount_msat=amount_msat)
+        return amount_msat
+
+    async def collect(self, keys):
+        pass
 
 
 def two_chunks(record, ledger, providers=(0, 1, 2)):
@@ -84,6 +89,19 @@ async def test_a_receipt_is_closed_by_the_commitment_and_the_certificate_of_each
         assert {c.certificate for c in one.final} == {body.digest()}
         assert one.provider == next(event.pubkey for event in record.events if event.id == committed)
     assert ledger.unclosed() == []
+
+
+async def test_a_receipt_cites_the_nutzap_that_paid_and_no_copy_of_it(record, ledger):
+    record.claimed(0, 0)
+    paid, other = record.nutzap(0, 0, 1), record.nutzap(1, 0, 1, author=PROVIDERS[2])
+    record.claimed(1, 0)
+    for number, event in enumerate((paid, other)):
+        preimage = authorship.preimage(one.secret for one in nip61.parse(event).proofs)
+        record.pay(ledger, number, 0, preimage=bytes.fromhex(preimage) if number == 0 else b"7" * 32)
+    all_certified(record)
+    await closings(record, ledger).close(record.request.id)
+    cited = {one.provider: one.chunks[0].zap_receipt for one in parsed(record)[0]}
+    assert cited == {PROVIDERS[0].public: paid.id, PROVIDERS[1].public: None}
 
 
 async def test_nothing_is_given_twice_whenever_the_process_died(record, ledger):

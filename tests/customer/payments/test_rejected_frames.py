@@ -25,6 +25,7 @@ from nodewire.errors import (
     NoProvider,
     NotAllowed,
     OverBudget,
+    PaymentRequired,
     TimedOut,
     TooLarge,
     Unsupported,
@@ -136,7 +137,7 @@ def why(who: int, code: str, text: str) -> Feedback:
 @pytest.mark.parametrize("code", ["bad-input", "too-large", "unsupported"])
 async def test_what_is_the_customers_own_is_told_by_the_field_that_the_provider_names_to_it_alone(heard, code):
     made, background = heard
-    text = feedback.Why(field="logit_bias", reason="a token beyond the vocabulary of 300").to_json()
+    text = feedback.ErrorDetail(field="logit_bias", reason="a token beyond the vocabulary of 300").to_json()
     made._feedback(why(0, code, text))
     error = await ended(background)
     assert (error.code, error.field) == (code, "logit_bias") and "300" in error.reason and DRIVER[:8] in error.reason
@@ -162,7 +163,7 @@ async def test_what_says_nothing_of_that_is_no_more_than_the_code(heard, code, t
 
 async def test_a_word_that_another_key_would_open_is_no_word(heard):
     made, background = heard
-    text = feedback.Why(field="seed").to_json()
+    text = feedback.ErrorDetail(field="seed").to_json()
     other = nip44.encrypt(text, nip44.conversation_key(documents.PROVIDERS[1], documents.CUSTOMER.public))
     made._feedback(says(0, "bad-input", ciphertext=other))
     assert (await ended(background)).field == "provider"
@@ -486,3 +487,17 @@ async def test_a_refusal_by_a_node_that_cannot_serve_says_so_and_one_for_room_do
         background.fault = None
         made._feedback(feedback.parse(said))
         assert (background.fault.is_out, background.fault.provider) == (is_out, FIRST)
+
+
+async def test_who_refuses_for_one_debt_after_the_other_is_asked_again_once():
+    """It may keep claims of an earlier job back, and have one paid before each refusal."""
+    provider = "ab" * 32
+
+    class Settler:
+        async def still_owed(self, whom):
+            return set()
+
+    chances, error = SecondChances(), PaymentRequired("provider", "an earlier chunk")
+    purchase, session = SimpleNamespace(blamed={provider}), SimpleNamespace(settler=Settler())
+    assert await chances.left_out(error, purchase, session) == set()
+    assert await chances.left_out(error, purchase, session) == {provider}

@@ -95,8 +95,8 @@ class Exchange:
         """From now on the engines of this process read the other weights."""
         opened, read = llm.open_weights, graph._read
 
-        def open_weights(path: Any, table: Any) -> Any:
-            fill = opened(path, table)
+        def open_weights(files: Any, table: Any) -> Any:
+            fill = opened(files, table)
 
             def filled(name: str, target: torch.Tensor, first: int = 0) -> None:
                 fill(name, target, first)

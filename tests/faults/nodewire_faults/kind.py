@@ -33,7 +33,7 @@ class FaultySplitInference(SplitInference):
         if self._cheat in SENDING:
             tasks = self._tasks or job.tasks
             edges = {edge.name for task in tasks for edge in job.manifest.outputs(task)}
-            mailbox = Sending(mailbox, self._cheat, edges, self._after)
+            mailbox = Sending(mailbox, job.request, self._cheat, edges, self._after)
         await super().serve(job, mailbox, _Ordered(worker, self._orders), desk)
 
 

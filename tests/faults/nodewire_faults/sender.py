@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from nodewire.protocol.tensors.frame import Array, Frame
+from nodewire_faults.strike import say_frame
 
 LATE_S = 20.0
 """By how much every frame is."""
@@ -15,14 +16,16 @@ LATE_S = 20.0
 class Sending:
     """`how`: `late`, `twice` or `silent`, on these edges from frame `after` on. `mailbox` is the wire's own."""
 
-    def __init__(self, mailbox: Any, how: str, edges: Collection[str], after: int) -> None:
-        self._mailbox, self._how, self._edges, self._after = mailbox, how, edges, after
-        self.get = mailbox.get
+    def __init__(self, mailbox: Any, request: str, how: str, edges: Collection[str], after: int) -> None:
+        self._mailbox, self._request, self._how, self._edges, self._after = mailbox, request, how, edges, after
+        self.get, self.deliver_to = mailbox.get, mailbox.deliver_to
 
     async def put(self, frame: Frame[Array]) -> None:
         if frame.edge not in self._edges or frame.seq < self._after:
             await self._mailbox.put(frame)
-        elif self._how == "late":
+            return
+        say_frame(self._request, frame)
+        if self._how == "late":
             await asyncio.sleep(LATE_S)
             await self._mailbox.put(frame)
         elif self._how == "twice":

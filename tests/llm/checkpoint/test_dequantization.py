@@ -9,8 +9,9 @@ from safetensors.torch import load_file, save_file
 from bench.tasks.tiny_checkpoints import AWQ, CHANNELS, DEEPSEEK, FLOATS, GPTQ, PER_TENSOR, WAYS, write
 from nodewire.errors import BadTask, NodewireError
 from nodewire.llm.checkpoint.checkpoint import open_checkpoint
-from nodewire.llm.checkpoint.splitter import split_decoder
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
+from nodewire.llm.local.arithmetic import arithmetic_here
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.llm.quant.checkpoint_writer import quantize
 from nodewire.llm.tokens.sampling_params import Sampling
 from tests.llm.families.test_llm_families import PROMPT
@@ -33,9 +34,9 @@ def test_a_checkpoint_says_what_its_weights_widened_say(made, name, way, tmp_pat
     how = checkpoint.config.quantization
     assert (how.scheme if how else None) == scheme
     assert said["quant_method"].removeprefix("fbgemm_").replace("compressed-tensors", "fp8") in checkpoint.note
-    expected = Whole(wide, dtype="float32").logits(PROMPT)
-    assert (Whole(packed, dtype="float32").logits(PROMPT) - expected).abs().max() <= 1e-4
-    plain = Whole(made(name), dtype="float32").logits(PROMPT)
+    expected = LocalDecoder(wide, dtype="float32").logits(PROMPT)
+    assert (LocalDecoder(packed, dtype="float32").logits(PROMPT) - expected).abs().max() <= 1e-4
+    plain = LocalDecoder(made(name), dtype="float32").logits(PROMPT)
     assert (expected - plain).abs().max() > 1e-3  # the numbers are others than those it was made of
 
 
@@ -43,10 +44,25 @@ def test_a_checkpoint_says_what_its_weights_widened_say(made, name, way, tmp_pat
 def test_a_ring_is_cut_of_a_checkpoint_and_says_what_the_whole_says(made, way, tmp_path):
     said, _ = WAYS[way]
     packed, _ = write(made("mistral"), tmp_path, said)
-    registration = split_decoder(packed, None, tmp_path / "blobs", slots=1, split=2)
+    options = DecoderOptions(dtype="float32")
+    registration = split_decoder(packed, None, tmp_path / "blobs", slots=1, split=2, options=options)
     assert any(f"method {said['quant_method']}" in line for line in registration.report)
     ids, _, _ = Ring(registration).generate(PROMPT, max_tokens=20)
-    assert ids == list(Whole(packed).tokens(PROMPT, Sampling(20)))
+    assert ids == list(LocalDecoder(packed, dtype="float32").tokens(PROMPT, Sampling(20)))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_registration_computes_in_bfloat16_and_a_machine_alone_in_what_loses_nothing(made, way, tmp_path):
+    said, scheme = WAYS[way]
+    packed, wide = write(made("mistral"), tmp_path, said)
+    sizes = {}
+    for dtype in ("float32", "bfloat16", None):
+        options = DecoderOptions(dtype=dtype)
+        manifest = split_decoder(packed, None, None, slots=1, split=1, options=options).manifest
+        sizes[dtype] = [task.memory_bytes for task in manifest.tasks]
+    assert sizes[None] == sizes["bfloat16"] != sizes["float32"]
+    assert arithmetic_here(open_checkpoint(packed), torch.device("cuda")) == ("bfloat16" if scheme else "float32")
+    assert open_checkpoint(wide).arithmetic == "float32"
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -64,8 +80,8 @@ def test_a_parameter_of_which_one_matrix_is_plain_is_widened(made, tmp_path):
     packed, wide = write(made("mistral"), tmp_path, said, left=said["modules_to_not_convert"])
     checkpoint = open_checkpoint(packed)
     assert set(checkpoint.config.quantization.plain) == {"down", "1.qkv"}
-    expected = Whole(wide, dtype="float32").logits(PROMPT)
-    assert (Whole(packed, dtype="float32").logits(PROMPT) - expected).abs().max() <= 1e-4
+    expected = LocalDecoder(wide, dtype="float32").logits(PROMPT)
+    assert (LocalDecoder(packed, dtype="float32").logits(PROMPT) - expected).abs().max() <= 1e-4
     (packed / "model.safetensors").unlink()
     alone = open_checkpoint(packed, is_dry=True)
     assert alone.config == checkpoint.config
@@ -76,8 +92,8 @@ def test_it_is_quantized_anew_by_way_of_numbers(made, way, tmp_path):
     packed, wide = write(made("mistral"), tmp_path, WAYS[way][0])
     quantize(packed, tmp_path / "anew", "int8")
     quantize(wide, tmp_path / "once", "int8")
-    expected = Whole(tmp_path / "once", dtype="float32").logits(PROMPT)
-    assert torch.equal(Whole(tmp_path / "anew", dtype="float32").logits(PROMPT), expected)
+    expected = LocalDecoder(tmp_path / "once", dtype="float32").logits(PROMPT)
+    assert torch.equal(LocalDecoder(tmp_path / "anew", dtype="float32").logits(PROMPT), expected)
 
 
 @pytest.mark.parametrize(
@@ -165,4 +181,4 @@ def test_numbers_that_cannot_be_are_refused_when_they_are_read(made, said, chang
     packed, _ = write(made("mistral"), tmp_path, said)
     changes = {name: one.int() if one.dtype == torch.int64 else one for name, one in changes.items()}
     with pytest.raises(NodewireError, match=named):
-        Whole(changed(packed, **changes))
+        LocalDecoder(changed(packed, **changes))

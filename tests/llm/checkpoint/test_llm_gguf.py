@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from nodewire.llm.checkpoint.checkpoint import open_checkpoint
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from tests.llm.gguf_files import LEGACY, K, in_gguf, made
 from tests.llm.llm_models import LLAMA3, PLAIN, make_model
 
@@ -38,7 +38,7 @@ THEIRS = ("llama, yarn", "qwen2", "qwen3", "gemma2", "gemma3", "qwen2_moe", "qwe
 def assert_same(path, reference):
     theirs = AutoModelForCausalLM.from_pretrained(reference, dtype=torch.float32).eval()
     expected = theirs(torch.tensor([PROMPT])).logits[0, -1]
-    found = Whole(path, dtype="float32").logits(PROMPT)
+    found = LocalDecoder(path, dtype="float32").logits(PROMPT)
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=2e-4)
 
 
@@ -65,7 +65,7 @@ def test_transformers_reads_the_same_out_of_the_file(tmp_path, family):
     missing, unexpected = theirs.load_state_dict(read, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}
     theirs.tie_weights()
-    found = Whole(path, dtype="float32").logits(PROMPT)
+    found = LocalDecoder(path, dtype="float32").logits(PROMPT)
     torch.testing.assert_close(found, theirs(torch.tensor([PROMPT])).logits[0, -1], atol=2e-4, rtol=2e-4)
 
 

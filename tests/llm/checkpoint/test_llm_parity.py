@@ -6,7 +6,7 @@ from transformers import LlamaForCausalLM
 
 from nodewire.kind import Limits
 from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
-from nodewire.llm.local.reference import Whole, generate
+from nodewire.llm.local.reference import LocalDecoder, generate
 from nodewire.llm.tokens.sampling_params import Sampling
 from tests.llm.llm_models import PLAIN, ROOMY, Ring, make_model
 
@@ -27,7 +27,7 @@ def theirs(directory, prompt, count):
 def test_transformers_the_reference_and_the_ring_say_the_same_tokens(model, prompt, tmp_path):
     expected, logits = theirs(model, prompt, 80)
     assert len(set(expected)) > 10  # the model wanders, so that equality says something
-    whole = Whole(model, dtype="float32")
+    whole = LocalDecoder(model, dtype="float32")
     assert (whole.logits(prompt) - logits).abs().max() <= 1e-4
     ends = [i for i, token in enumerate(expected) if token in whole.config.eos_token_id]
     expected = expected[: ends[0] + 1] if ends else expected
@@ -78,5 +78,5 @@ def test_shards_with_an_index_are_one_model(plain, registration, tmp_path):
 def test_bfloat16_arithmetic_runs_around_the_ring_as_in_the_reference(plain, tmp_path):
     registration = split_decoder(plain, 1_500_000, tmp_path, slots=1, options=DecoderOptions(dtype="bfloat16"))
     ids, _, _ = Ring(registration, Limits(memory_bytes=1_500_000)).generate(PROMPT, max_tokens=30)
-    assert ids == list(Whole(plain, dtype="bfloat16").tokens(PROMPT, Sampling(30)))
+    assert ids == list(LocalDecoder(plain, dtype="bfloat16").tokens(PROMPT, Sampling(30)))
     assert ROOMY.threads == 1

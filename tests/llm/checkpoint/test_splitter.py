@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from itertools import combinations, pairwise
 
 import pytest
@@ -17,6 +18,7 @@ from nodewire.llm.families import parse_config
 from nodewire.llm.programs.cuts import plan_cuts
 from nodewire.llm.programs.memory_estimate import Footprint
 from nodewire.llm.spec.config import DecoderConfig
+from nodewire.protocol.encoding.byte_sizes import parse_size
 from nodewire.protocol.model import layer_ranges
 from nodewire.protocol.model.manifest import Manifest
 from tests.llm.llm_models import PLAIN, make_model
@@ -61,9 +63,10 @@ def test_splitting_again_gives_the_same_manifest(plain, registration, tmp_path):
 def test_what_does_not_fit_is_named_with_the_target_that_would_do(plain, tmp_path):
     with pytest.raises(OverMemory, match="driver") as caught:
         split_decoder(plain, 500_000, tmp_path, slots=2)
-    enough = int(caught.value.reason.split("target of ")[1].split()[0])
-    with pytest.raises(OverMemory, match=f"target of {enough} would do"):
-        split_decoder(plain, enough - 1, tmp_path, slots=2)
+    said = re.fullmatch(r"needs [\d.]+ kB \(.*\); `--target-vram (\S+)` would do", caught.value.reason)[1]
+    enough = parse_size(said)
+    with pytest.raises(OverMemory, match=f"`--target-vram {said}` would do"):
+        split_decoder(plain, enough * 99 // 100, tmp_path, slots=2)
     assert len(split_decoder(plain, enough, tmp_path, slots=2).manifest.tasks) == 6
 
 

@@ -29,7 +29,7 @@ def stage_of(directory, out, *, captures: bool) -> Stage:
     made = split_decoder(directory, 2**30, out, slots=3, options=DecoderOptions(context=CONTEXT))
     _, task = made.manifest.tasks
     program = StageProgram.unpack(made.blobs[task.program.sha256].read_bytes())
-    weights = open_weights(made.blobs[task.weights[0].sha256], program.tensors)
+    weights = open_weights([made.blobs[task.weights[0].sha256]], program.tensors)
     return Stage(program, weights, torch.device("cpu"), graph_maker(FxCapture()) if captures else None)
 
 

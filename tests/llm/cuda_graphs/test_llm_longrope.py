@@ -8,8 +8,8 @@ import torch
 from bench.tasks.tiny_decoders import LONG, make_family
 from nodewire.llm.checkpoint.splitter import split_decoder
 from nodewire.llm.cuda_graphs import runner
-from nodewire.llm.local.reference import Whole
-from nodewire.llm.local.speculative import Alone
+from nodewire.llm.local.reference import LocalDecoder
+from nodewire.llm.local.speculative import LocalSpeculation
 from nodewire.llm.tokens.sampling_params import Sampling
 from nodewire.protocol.model.kv_pages import PAGE
 from tests.llm.cuda_graphs.test_runner import Sides
@@ -34,7 +34,7 @@ def test_a_session_says_what_transformers_says(directory, case, tmp_path):
     """Whole, alone and in a ring that is registered for more than the first context."""
     prompt, count = PROMPTS[case]
     tokens, gaps = greedy(reference(NAME, directory), prompt, count)
-    ours = list(Whole(directory).tokens(prompt, Sampling(count)))
+    ours = list(LocalDecoder(directory).tokens(prompt, Sampling(count)))
     assert_same(ours, tokens, gaps)
     ring = Ring(split_decoder(directory, None, tmp_path, slots=1, split=2))
     ids, _, _ = ring.generate(prompt, max_tokens=count, positions=len(prompt) + count)
@@ -43,7 +43,7 @@ def test_a_session_says_what_transformers_says(directory, case, tmp_path):
 
 @torch.inference_mode()
 def test_a_whole_model_turns_back_to_the_short_factors(directory):
-    whole = Whole(directory)
+    whole = LocalDecoder(directory)
     first = list(whole.tokens(PROMPT[:30], Sampling(20)))
     long = list(whole.tokens(PROMPT[:30], Sampling(100)))[:20]
     assert list(whole.tokens(PROMPT[:30], Sampling(20))) == first != long
@@ -51,8 +51,8 @@ def test_a_whole_model_turns_back_to_the_short_factors(directory):
 
 @torch.inference_mode()
 def test_a_text_alone_is_what_the_whole_model_makes_of_it(directory):
-    whole, text = Whole(directory), "the quick brown fox"
-    alone = [token for token, _ in Alone(directory).steps(text, {"max_tokens": 30, "lookahead": 4})]
+    whole, text = LocalDecoder(directory), "the quick brown fox"
+    alone = [token for token, _ in LocalSpeculation(directory).steps(text, {"max_tokens": 30, "lookahead": 4})]
     assert alone == list(whole.tokens(whole.tokenizer.encode(text), Sampling(30)))
 
 
@@ -112,9 +112,9 @@ def test_longrope_uses_the_long_factors_where_the_context_is_long(tmp_path):
     directory = make_family(tmp_path, "phi3, longrope, short", **longer)
     model = reference("phi3, longrope, short", directory)
     logits = model(torch.tensor([PROMPT])).logits[0, -1]
-    assert (Whole(directory).logits(PROMPT) - logits).abs().max() <= 1e-4
+    assert (LocalDecoder(directory).logits(PROMPT) - logits).abs().max() <= 1e-4
     logits = model(torch.tensor([PROMPT[:20]])).logits[0, -1]
-    assert (Whole(directory, context=32).logits(PROMPT[:20]) - logits).abs().max() <= 1e-4
+    assert (LocalDecoder(directory, context=32).logits(PROMPT[:20]) - logits).abs().max() <= 1e-4
 
 
 @torch.inference_mode()
@@ -124,7 +124,11 @@ def test_longrope_where_a_text_grows_beyond_the_first_context(tmp_path):
     the keys stand that the short factors have turned, which is neither."""
     longer = {"rope_parameters": LONG, "original_max_position_embeddings": 32}
     directory = make_family(tmp_path, "phi3, longrope, short", **longer)
-    model, short, long = reference("phi3, longrope, short", directory), Whole(directory, context=32), Whole(directory)
+    model, short, long = (
+        reference("phi3, longrope, short", directory),
+        LocalDecoder(directory, context=32),
+        LocalDecoder(directory),
+    )
     wish = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
     said = model.generate(torch.tensor([PROMPT[:30]]), output_logits=True, return_dict_in_generate=True, **wish)
     ids = said.sequences[0].tolist()

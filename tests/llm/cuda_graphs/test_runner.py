@@ -25,7 +25,7 @@ from nodewire.llm.kv.sequence_cache import Lanes
 from nodewire.llm.kv.speculative_tree import Tree
 from nodewire.llm.layers.experts import AllAtOnce, Mixture
 from nodewire.llm.layers.layers import Arithmetic, Layers
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.llm.programs.programs import DriverProgram, StageProgram
 from nodewire.llm.quant.checkpoint_writer import quantize
 from nodewire.llm.speculation.draft_model import Draft
@@ -48,7 +48,7 @@ class Sides:
         program = StageProgram.unpack(made.blobs[task.program.sha256].read_bytes())
         where, how = made.blobs[task.weights[0].sha256], graph_maker(capture or FxCapture(), room_bytes)
         self.captured, self.plain = (
-            Stage(program, open_weights(where, program.tensors), torch.device(device), one) for one in (how, None)
+            Stage(program, open_weights([where], program.tensors), torch.device(device), one) for one in (how, None)
         )
 
     @property
@@ -84,7 +84,7 @@ def _soon(monkeypatch):
 def test_replays_say_what_every_family_says(made, name, tmp_path):
     """Prompts and steps, trees, what is kept, rewinds, beyond a window and within it, of two sessions in one step."""
     sides, chance = Sides(made(name), tmp_path), Random(name)
-    head = Whole(made(name)).vocabulary
+    head = LocalDecoder(made(name)).vocabulary
     sides.open("a", "b")
     sessions = {session: Plain(sides.plain, CONTEXT) for session in "ab"}
 
@@ -114,7 +114,7 @@ def test_replays_say_what_every_family_says(made, name, tmp_path):
 
 def test_a_long_random_walk_of_several_lanes_says_the_same_tokens(plain, tmp_path):
     """Sessions come and go, lanes are moved to where others were, pages are added to what is read."""
-    chance, sides, head = Random(5), Sides(plain, tmp_path, slots=3), Whole(plain).vocabulary
+    chance, sides, head = Random(5), Sides(plain, tmp_path, slots=3), LocalDecoder(plain).vocabulary
     open_ = {}
     with torch.inference_mode():
         for step in range(400):
@@ -290,7 +290,7 @@ def test_a_draft_models_steps_are_captured(plain, tmp_path):
 @torch.inference_mode()
 def test_experts_all_at_once_say_what_they_say_one_by_one(made, name, rows):
     """Copied side by side, and all of them."""
-    layers = Whole(made(name))._layers.layers
+    layers = LocalDecoder(made(name))._layers.layers
     (mixture, *_) = [layer.mlp for layer in layers if isinstance(layer.mlp, Mixture)]
     x = torch.randn(rows, layers[0].attention_norm.weight.shape[0], generator=torch.Generator().manual_seed(rows))
     chosen, weights = mixture.route(x)
@@ -301,7 +301,7 @@ def test_experts_all_at_once_say_what_they_say_one_by_one(made, name, rows):
 
 
 def test_an_experts_number_that_is_none_stays_with_who_chose_it(made):
-    layers = Whole(made("mixtral"))._layers.layers
+    layers = LocalDecoder(made("mixtral"))._layers.layers
     mixture = layers[0].mlp
     x = torch.randn(3, 64, generator=torch.Generator().manual_seed(3))
     chosen, weights = mixture.route(x)
@@ -331,7 +331,7 @@ def test_mixed_devices_are_seen():
 @pytest.mark.parametrize("name", FAMILIES)
 def test_no_operation_mixes_devices(made, name):
     """Layers, lanes and what rows build on, beside a device that has no numbers."""
-    whole = Whole(made(name))
+    whole = LocalDecoder(made(name))
     config, device = whole.config, torch.device("meta")
     with OneDevice(), torch.inference_mode():
         layers = Layers(

@@ -12,7 +12,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from bench.tasks.tiny_decoders import FAMILIES, LONG, classes, make_family
 from nodewire.errors import BadTask
 from nodewire.llm.checkpoint.checkpoint import open_checkpoint
-from nodewire.llm.checkpoint.splitter import split_decoder
+from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
 from nodewire.llm.entry import load
 from nodewire.llm.families import (
     ALIASES,
@@ -23,7 +23,7 @@ from nodewire.llm.families import (
     parse_config,
     stage_tensors,
 )
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.llm.programs import memory_estimate
 from nodewire.llm.spec.config import LATER, DecoderConfig
 from nodewire.llm.spec.parameters import of_layer
@@ -75,7 +75,7 @@ def split(directory, out):
     lanes = memory_estimate.LaneSpec(slots=1, block=64, **sizes)
     needs = [memory_estimate.stage(config, n, n + 1, lanes).total for n in range(config.num_hidden_layers)]
     target = max(*needs, memory_estimate.driver(config, tokenizer_bytes=data, **sizes).total)
-    registration = split_decoder(directory, target, out, slots=1)
+    registration = split_decoder(directory, target, out, slots=1, options=DecoderOptions(dtype="float32"))
     assert len(registration.manifest.tasks) >= 3
     return registration
 
@@ -85,7 +85,7 @@ def split(directory, out):
 def test_a_family_says_what_transformers_says_whole_and_in_a_ring(made, name, tmp_path):
     directory = made(name)
     model = reference(name, directory)
-    whole = Whole(directory)
+    whole = LocalDecoder(directory)
     logits = model(torch.tensor([PROMPT])).logits[0]
     for length in (1, 20, len(PROMPT)):
         assert (whole.logits(PROMPT[:length]) - logits[length - 1]).abs().max() <= 1e-4
@@ -166,8 +166,9 @@ def quantized(tmp_path_factory):
 def test_mxfp4_is_what_transformers_makes_of_it_and_travels_packed(quantized, tmp_path):
     folder, plain = quantized
     model = reference("gpt_oss", plain)
-    assert (Whole(folder).logits(PROMPT) - model(torch.tensor([PROMPT])).logits[0, -1]).abs().max() <= 1e-4
+    assert (LocalDecoder(folder).logits(PROMPT) - model(torch.tensor([PROMPT])).logits[0, -1]).abs().max() <= 1e-4
     tokens, gaps = greedy(model, PROMPT, COUNT)
+    assert open_checkpoint(folder).arithmetic == "bfloat16"
     registration = split(folder, tmp_path)
     ids, _, _ = Ring(registration).generate(PROMPT, max_tokens=COUNT)
     assert_same(ids, tokens, gaps)
@@ -380,4 +381,4 @@ def test_files_of_gpt_2_without_their_prefix_are_the_same_model(made, tmp_path):
     first = {name.removeprefix("transformer."): tensor for name, tensor in stored.items()}
     first |= {"h.0.attn.bias": torch.ones(1, 1, 8, 8)}
     save_file(first, again / "model.safetensors")
-    assert torch.equal(Whole(again).logits(PROMPT), Whole(made("gpt2")).logits(PROMPT))
+    assert torch.equal(LocalDecoder(again).logits(PROMPT), LocalDecoder(made("gpt2")).logits(PROMPT))

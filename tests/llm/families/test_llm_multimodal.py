@@ -12,7 +12,7 @@ from nodewire.errors import BadTask
 from nodewire.llm.checkpoint.checkpoint import open_checkpoint
 from nodewire.llm.checkpoint.splitter import split_decoder
 from nodewire.llm.families import parse_config
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.llm.tokens.sampling_params import Sampling
 from tests.llm.families.test_llm_families import COUNT, PROMPT, assert_same, greedy, split
 from tests.llm.llm_models import Ring
@@ -27,7 +27,7 @@ def seeing(request, tmp_path_factory):
 def test_a_model_that_also_sees_says_of_text_what_transformers_says(seeing, tmp_path):
     name, directory = seeing
     model = seeing_class(name).from_pretrained(directory, dtype=torch.float32).eval()
-    whole = Whole(directory)
+    whole = LocalDecoder(directory)
     logits = model(torch.tensor([PROMPT])).logits[0]
     for length in (1, 20, len(PROMPT)):
         assert (whole.logits(PROMPT[:length]) - logits[length - 1]).abs().max() <= 1e-4
@@ -61,7 +61,7 @@ def test_older_and_newer_names_of_tensors_are_one_model(seeing, prefix, tmp_path
             name = prefix + name.removeprefix(before) if name.startswith(before) else name
         named[head if name.endswith("lm_head.weight") else name] = tensor
     save_file(named, again / "model.safetensors")
-    assert torch.equal(Whole(again).logits(PROMPT), Whole(directory).logits(PROMPT))
+    assert torch.equal(LocalDecoder(again).logits(PROMPT), LocalDecoder(directory).logits(PROMPT))
 
 
 def test_what_gemma_3_leaves_out_of_its_files_is_as_transformers_has_it():
@@ -97,3 +97,9 @@ def test_what_gemma_3_leaves_out_of_its_files_is_as_transformers_has_it():
         parse_config(json.dumps(said | {"of_tomorrow": 1}).encode())
     with pytest.raises(BadTask, match="text_config: no object of the model_type gemma3_text"):
         parse_config(json.dumps(said | {"text_config": {"model_type": "llama"}}).encode())
+
+
+@pytest.mark.parametrize("architectures", [[["x"]], [{"x": 1}], [None], "LlamaForCausalLM", {"0": "x"}])
+def test_architectures_of_another_type_are_refused_by_their_name(architectures):
+    with pytest.raises(BadTask, match="architectures"):
+        parse_config(json.dumps({"architectures": architectures}).encode())

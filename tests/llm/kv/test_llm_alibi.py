@@ -14,7 +14,7 @@ from nodewire.errors import BadTask
 from nodewire.llm.checkpoint.checkpoint import open_checkpoint
 from nodewire.llm.families import parse_config
 from nodewire.llm.kv.alibi import slopes_of
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.llm.spec.config import DecoderConfig
 
 POSITIONS = 700
@@ -74,7 +74,7 @@ def test_of_what_a_row_does_not_see_nothing_is_left(made):
 def test_heads_that_are_no_power_of_two_say_what_transformers_says(name, changes, tmp_path):
     folder = make_family(tmp_path / "model", name, **changes)
     model = classes(FAMILIES[name][0])[1].from_pretrained(folder, dtype=torch.float32).eval()
-    assert (Whole(folder).logits(PROMPT) - model(torch.tensor([PROMPT])).logits[0, -1]).abs().max() <= 1e-4
+    assert (LocalDecoder(folder).logits(PROMPT) - model(torch.tensor([PROMPT])).logits[0, -1]).abs().max() <= 1e-4
 
 
 @torch.inference_mode()
@@ -82,7 +82,7 @@ def test_the_largest_bias_of_an_mpt_is_its_file_s(made, tmp_path):
     """`transformers` 5 takes 8 whatever the file says, so here it is told."""
     folder = make_family(tmp_path / "model", "mpt", attn_config={"alibi_bias_max": 16})
     model = classes("Mpt")[1].from_pretrained(folder, dtype=torch.float32).eval()
-    ours, ids = Whole(folder).logits(PROMPT), torch.tensor([PROMPT])
+    ours, ids = LocalDecoder(folder).logits(PROMPT), torch.tensor([PROMPT])
     assert (ours - model(ids).logits[0, -1]).abs().max() > 1e-3
     model.transformer.build_mpt_alibi_tensor = lambda heads, length, bias_max=16, device=None: of_mpt(
         heads, length, bias_max, device
@@ -100,7 +100,7 @@ def test_files_of_bloom_without_their_prefix_are_the_same_model(made, tmp_path):
     folder = make_family(tmp_path / "again", "bloom")
     stored = load_file(folder / "model.safetensors")
     save_file({name.removeprefix("transformer."): one for name, one in stored.items()}, folder / "model.safetensors")
-    assert torch.equal(Whole(folder).logits(PROMPT), Whole(made("bloom")).logits(PROMPT))
+    assert torch.equal(LocalDecoder(folder).logits(PROMPT), LocalDecoder(made("bloom")).logits(PROMPT))
 
 
 @pytest.mark.parametrize("field", ["attention_sinks", "attn_logit_softcapping"])

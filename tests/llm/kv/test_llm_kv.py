@@ -134,7 +134,7 @@ def test_a_reference_keeps_them_as_it_computes(stage_of):
 
 
 def test_8_bits_are_refused_where_judges_compare_finer(plain, stage_of, tmp_path):
-    with pytest.raises(BadInput, match=r"^kv: .*bfloat16"):
+    with pytest.raises(BadInput, match=r"^--kv: .*--dtype bfloat16"):
         split_decoder(plain, 2**30, tmp_path / "out", slots=1, options=DecoderOptions(kv="int8"))
     document = stage_of("int8").program.document()
     with pytest.raises(BadTask, match="kv"):

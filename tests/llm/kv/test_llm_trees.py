@@ -6,7 +6,7 @@ import torch
 from bench.tasks.tiny_decoders import FAMILIES
 from nodewire.errors import BadFrame, BadInput, Busy, NotFound, TooLarge
 from nodewire.llm.kv.speculative_tree import MAX_LIVE_CELLS
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.protocol.tensors.frame import Frame
 from tests.llm.llm_lanes import Plain, assert_close, cells, frame, whole_stage
 
@@ -21,7 +21,7 @@ def test_every_branch_is_as_if_it_had_been_computed_alone(made, name, tmp_path):
     """Beyond a sliding window and within it, in several frames, before and after some of it is kept."""
     stage = whole_stage(made(name), tmp_path / "stage", slots=2, context=192)
     again = whole_stage(made(name), tmp_path / "again", slots=1, context=192)
-    head = Whole(made(name)).vocabulary
+    head = LocalDecoder(made(name)).vocabulary
     plain = Plain(again, 192)
     stage.open("s", {})
 

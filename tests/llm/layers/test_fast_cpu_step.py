@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nodewire.llm.kv.batch_view import Chain
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.llm.quant.checkpoint_writer import quantize
 
 PROMPT = [(11 * i) % 290 + 1 for i in range(70)]  # beyond the sliding window of the models that have one
@@ -24,7 +24,7 @@ def _logits(whole, steps):
 
 @pytest.mark.parametrize("family", ["llama, yarn", "qwen2", "qwen2, sliding", "mistral", "phi3"])
 def test_a_step_says_what_the_layer_says(made, family):
-    whole = Whole(made(family))
+    whole = LocalDecoder(made(family))
     steps = _steps(whole)
     assert all(step is not None for step in steps)
     found, expected = _logits(whole, steps), _logits(whole, [None] * len(steps))
@@ -35,7 +35,7 @@ def test_a_step_says_what_the_layer_says(made, family):
 
 @pytest.mark.parametrize("family", ["llama, biased, linear rope", "qwen3", "phi3, part turns", "gemma2", "mixtral"])
 def test_layers_with_more_to_them_have_no_step(made, family):
-    assert not any(_steps(Whole(made(family))))
+    assert not any(_steps(LocalDecoder(made(family))))
 
 
 @pytest.mark.parametrize("scheme", [None, "int8", "w8a8", "int4"])
@@ -45,19 +45,19 @@ def test_a_step_of_bfloat16_or_of_blocks_says_what_the_layer_says(made, scheme, 
     if scheme is not None:
         quantize(folder, tmp_path / scheme, scheme)
         folder = tmp_path / scheme
-    whole = Whole(folder, dtype="bfloat16")
+    whole = LocalDecoder(folder, dtype="bfloat16")
     steps = _steps(whole)
     assert all(step is not None for step in steps)
     found, expected = _logits(whole, steps), _logits(whole, [None] * len(steps))
     assert torch.equal(found[0], expected[0])
-    exact = _logits(Whole(folder, dtype="float32"), [None] * len(steps))
+    exact = _logits(LocalDecoder(folder, dtype="float32"), [None] * len(steps))
     off, layers_off = ((one - exact).norm() / exact.norm() for one in (found, expected))
     assert 0 < off < max(0.02, 1.25 * float(layers_off))
 
 
 def test_a_model_says_the_same_wherever_it_is_cut(made):
     """A row of bfloat16 is rounded between any two layers, as it is on an edge."""
-    whole = Whole(made("qwen2"), dtype="bfloat16")
+    whole = LocalDecoder(made("qwen2"), dtype="bfloat16")
     whole.logits(PROMPT)
     layers = whole._layers
     x = torch.randn(1, whole.config.hidden_size, generator=torch.Generator().manual_seed(1)).bfloat16()
@@ -72,7 +72,7 @@ def test_a_model_says_the_same_wherever_it_is_cut(made):
 
 
 def test_two_sessions_steps_leave_each_other_alone(plain):
-    one, other = Whole(plain), Whole(plain)
+    one, other = LocalDecoder(plain), LocalDecoder(plain)
     alone = _logits(one, _steps(one))
     one.logits(PROMPT)
     other.logits(PROMPT[::-1])
@@ -82,6 +82,6 @@ def test_two_sessions_steps_leave_each_other_alone(plain):
 
 
 def test_numbers_that_are_not_finite_come_out_so(plain):
-    whole = Whole(plain)
+    whole = LocalDecoder(plain)
     x = torch.full((1, 1, whole.config.hidden_size), torch.nan)
     assert whole._layers.forward(x, 0, whole._lane, only_last=True).isnan().all()

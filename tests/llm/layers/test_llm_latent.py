@@ -10,7 +10,7 @@ from nodewire.errors import BadTask
 from nodewire.llm.checkpoint.checkpoint import open_checkpoint
 from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
 from nodewire.llm.families import parse_config
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.llm.programs import memory_estimate
 from nodewire.llm.programs.programs import StageProgram
 from nodewire.llm.spec.config import DecoderConfig
@@ -41,7 +41,7 @@ def test_what_is_kept_is_what_transformers_keeps(made, tmp_path):
     folder = made("deepseek_v2")
     model = classes("DeepseekV2")[1].from_pretrained(folder, dtype=torch.float32).eval()
     cache = model(torch.tensor([PROMPT]), use_cache=True).past_key_values
-    whole = Whole(folder)
+    whole = LocalDecoder(folder)
     whole.logits(PROMPT)
     (lane,) = whole._lanes._lanes
     for layer, theirs in enumerate(cache.layers):
@@ -70,7 +70,7 @@ def test_latents_in_8_bits_say_about_the_same(made, tmp_path):
         folder, 2**30, tmp_path, slots=1, options=DecoderOptions(context=192, dtype="bfloat16", kv="int8"), split=2
     )
     ids, _, _ = Ring(narrow, ROOMY).generate(PROMPT, max_tokens=8)
-    assert ids[0] == next(Whole(folder, dtype="bfloat16").tokens(PROMPT, Sampling(1)))
+    assert ids[0] == next(LocalDecoder(folder, dtype="bfloat16").tokens(PROMPT, Sampling(1)))
 
 
 def test_norms_of_latents_have_their_own_epsilon(tmp_path):
@@ -79,7 +79,7 @@ def test_norms_of_latents_have_their_own_epsilon(tmp_path):
     model = classes("DeepseekV3")[1].from_pretrained(folder, dtype=torch.float32).eval()
     with torch.inference_mode():
         expected = model(torch.tensor([PROMPT])).logits[0, -1]
-        assert (Whole(folder).logits(PROMPT) - expected).abs().max() <= 1e-4
+        assert (LocalDecoder(folder).logits(PROMPT) - expected).abs().max() <= 1e-4
 
 
 REFUSED = [

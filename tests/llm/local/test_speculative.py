@@ -3,8 +3,8 @@
 import pytest
 
 from nodewire.errors import TooLarge
-from nodewire.llm.local.reference import Whole
-from nodewire.llm.local.speculative import Alone
+from nodewire.llm.local.reference import LocalDecoder
+from nodewire.llm.local.speculative import LocalSpeculation
 from nodewire.llm.tokens.sampling_params import parse_params
 
 PROMPT = "the cat sat on the mat and the cat sat on"
@@ -13,9 +13,9 @@ PROMPT = "the cat sat on the mat and the cat sat on"
 @pytest.mark.parametrize("params", [{}, {"temperature": 3.0, "seed": 11}], ids=["greedy", "sampled"])
 def test_guesses_change_nothing_but_the_number_of_turns(plain, params):
     asked = {"max_tokens": 60, **params}
-    whole = Whole(plain)
+    whole = LocalDecoder(plain)
     expected = list(whole.steps(PROMPT, parse_params(asked, whole.positions)))
-    alone, drafting = Alone(plain), Alone(plain, draft=plain)
+    alone, drafting = LocalSpeculation(plain), LocalSpeculation(plain, draft=plain)
     assert list(alone.steps(PROMPT, asked)) == expected
     assert alone.turns == len(expected)
     for lookahead in (2, 16):
@@ -24,7 +24,7 @@ def test_guesses_change_nothing_but_the_number_of_turns(plain, params):
 
 
 def test_a_generation_that_is_left_frees_its_session(plain):
-    alone = Alone(plain)
+    alone = LocalSpeculation(plain)
     first = next(alone.steps(PROMPT, {"max_tokens": 9, "lookahead": 4}))
     assert next(alone.steps(PROMPT, {"max_tokens": 9, "lookahead": 4})) == first
     with pytest.raises(TooLarge):

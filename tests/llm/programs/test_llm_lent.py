@@ -10,7 +10,7 @@ from bench.tasks.tiny_decoders import make_family
 from nodewire.errors import BadFrame, BadManifest, BadTask, NodewireError, Unsupported
 from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
 from nodewire.llm.entry import load
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.llm.programs.programs import DriverProgram, StageProgram
 from nodewire.llm.tokens.sampling_params import Sampling
 from nodewire.protocol.model.kv_pages import PAGE
@@ -43,7 +43,7 @@ def last(registration):
 @pytest.mark.parametrize("prompt", [PROMPT, LONG], ids=["short", "long"])
 def test_the_tokens_are_those_of_the_whole_model(model, prompt, tmp_path):
     made = split_decoder(model, 1_700_000, tmp_path, slots=1, options=DecoderOptions(lend=True))
-    whole = Whole(model, dtype=program(made, made.manifest.driver.name, DriverProgram).dtype)
+    whole = LocalDecoder(model, dtype=program(made, made.manifest.driver.name, DriverProgram).dtype)
     expected = list(whole.tokens(prompt, Sampling(60)))
     ids, text, _ = Ring(made).generate(prompt, max_tokens=60)
     assert ids == expected
@@ -53,7 +53,7 @@ def test_the_tokens_are_those_of_the_whole_model(model, prompt, tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_of_every_family(made, family, tmp_path):
     folder = made(family)
-    expected = list(Whole(folder).tokens(PROMPT, Sampling(30)))
+    expected = list(LocalDecoder(folder).tokens(PROMPT, Sampling(30)))
     for stages in (1, 2):
         cut = split_decoder(
             folder, None, tmp_path / str(stages), slots=1, split=stages, options=DecoderOptions(lend=True)
@@ -251,6 +251,6 @@ def test_quantized_ones_too(tmp_path):
 
     folder = make_family(tmp_path / "plain", "qwen2", torch.bfloat16, hidden_size=128, intermediate_size=256)
     quantize(folder, tmp_path / "int8", "int8")
-    expected = list(Whole(tmp_path / "int8").tokens(PROMPT, Sampling(20)))
+    expected = list(LocalDecoder(tmp_path / "int8").tokens(PROMPT, Sampling(20)))
     made = split_decoder(tmp_path / "int8", None, tmp_path / "out", slots=1, split=2, options=DecoderOptions(lend=True))
     assert Ring(made).generate(PROMPT, max_tokens=20)[0] == expected

@@ -12,9 +12,10 @@ from nodewire.errors import OverMemory
 from nodewire.llm.checkpoint.checkpoint import open_checkpoint
 from nodewire.llm.checkpoint.splitter import CONTEXT, DecoderOptions, split_decoder
 from nodewire.llm.local import arithmetic
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.llm.programs.needs import Needs
 from nodewire.protocol.model.kv_pages import pages_of
+from nodewire.protocol.model.manifest import MAX_BLOB_BYTES
 from tests.llm.llm_models import PLAIN, make_model
 
 CONFIGS = Path(__file__).parents[3] / "bench" / "configs"
@@ -66,6 +67,8 @@ def test_llama_3_1_8b_lies_on_four_cards_of_8_gb_and_takes_little_more_than_weig
     kv = 4 * CONTEXT * 32 * 2 * 8 * 128 * 2
     assert sum(task.memory_bytes for task in tasks) <= 1.15 * (weights + kv)
     assert sum(task.page_bytes for task in tasks) * 4 * pages_of(CONTEXT) == kv
+    assert max(size for task in tasks if (size := sum(blob.bytes for blob in task.weights))) > MAX_BLOB_BYTES
+    assert max(blob.bytes for task in tasks for blob in task.weights) <= 2**30 + 2**20, "files that stores take"
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "phi-3.5-mini", "gemma-3-12b", "command-r-35b", "qwen3-30b-a3b"])
@@ -85,7 +88,9 @@ def test_a_change_that_is_proposed_is_one_that_fits(folder, name, target):
 
 def test_where_nothing_is_small_enough_the_refusal_names_the_change_that_would_do(folder):
     directory = folder("phi-3.5-mini")
-    with pytest.raises(OverMemory, match=r"^layer 0: .*; a target of \d+ would do; --context \d+ would fit$") as caught:
+    with pytest.raises(
+        OverMemory, match=r"^layer 0: .*; `--target-vram \S+GB` would do; --context \d+ would fit$"
+    ) as caught:
         split_decoder(directory, 6 * GB, None, slots=4, options=DecoderOptions(context=131_072))
     context = int(caught.value.reason.split()[-3])
     assert (
@@ -135,11 +140,11 @@ def test_alone_it_computes_in_float32_where_bfloat16_is_no_quicker(tmp_path, mon
     def kind(has, cache):
         monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"avx512_bf16": has}, raising=False)
         monkeypatch.setattr(arithmetic, "cache_bytes", lambda: cache)
-        return Whole(directory)._lanes.cells[0].dtype
+        return LocalDecoder(directory)._lanes.cells[0].dtype
 
     assert kind(True, 0) == torch.bfloat16
     assert kind(False, 0) == kind(True, 2**30) == torch.float32
-    assert Whole(directory, dtype="bfloat16")._lanes.cells[0].dtype == torch.bfloat16
+    assert LocalDecoder(directory, dtype="bfloat16")._lanes.cells[0].dtype == torch.bfloat16
 
 
 def test_the_context_is_8192_unless_more_is_asked_for_or_the_model_has_less(folder):

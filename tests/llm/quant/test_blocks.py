@@ -10,7 +10,7 @@ from nodewire.llm.quant import matrix, onnx_session
 from nodewire.llm.quant.blocks import MOST, activations, packed, rounded, unpacked, widened
 from nodewire.llm.quant.kernel_choice import adds_bytes
 from nodewire.llm.quant.kernels import InColumns, InPanels
-from nodewire.llm.quant.matrix import InBlocks
+from nodewire.llm.quant.matrix import BlockMatrix
 from nodewire.llm.spec.config import Blocks
 
 CPU = torch.device("cpu")
@@ -69,7 +69,7 @@ def test_a_product_with_a_matrix_in_blocks_is_that_with_the_same_matrix_widened(
     wide = widened(codes, scales.float())
     bias = torch.randn(rows).to(dtype)
     for step in (64, 256):
-        matrix = InBlocks((rows, 384), Blocks(scheme, size), dtype, CPU)
+        matrix = BlockMatrix((rows, 384), Blocks(scheme, size), dtype, CPU)
         for first in range(0, rows, step):
             matrix.put(first, octets[first : first + step], scales[first : first + step].float())
         for n in (1, 3, 70):
@@ -98,7 +98,7 @@ def test_a_product_in_eight_bits_is_that_of_what_both_are_rounded_to(monkeypatch
     torch.manual_seed(5)
     codes, scales = rounded(torch.randn(rows, width), blocks.bits, size)
     octets = packed(codes, blocks.bits).view(torch.uint8)
-    made = InBlocks((rows, width), blocks, torch.bfloat16, CPU)
+    made = BlockMatrix((rows, width), blocks, torch.bfloat16, CPU)
     for first in range(0, rows, 64):
         made.put(first, octets[first : first + 64], scales[first : first + 64].float())
     wide = widened(codes, scales.float()).double()

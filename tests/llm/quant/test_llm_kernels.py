@@ -1,16 +1,19 @@
 """Which kernel a matrix goes to: of those that there are the one that was quickest, and in a market's tasks none whose
 memory is not foreseen."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
-from nodewire.llm.local.reference import Whole
-from nodewire.llm.quant import kernel_choice, row_product
+from nodewire.llm.local.reference import LocalDecoder
+from nodewire.llm.quant import kernel_choice, onnx_session, row_product
 from nodewire.llm.quant.checkpoint_writer import quantize
 from nodewire.llm.quant.kernels import InPanels
 from nodewire.llm.quant.onnx_session import InSession
 from nodewire.llm.quant.row_product import Exact, Row
-from nodewire.llm.spec.config import Blocks
+from nodewire.llm.spec.config import Blocks, Quantization
 from nodewire.llm.spec.parameters import BOTH, Ends, of_ends
 from tests.llm.llm_models import PLAIN, make_model
 
@@ -82,17 +85,73 @@ def test_inputs_that_are_not_to_be_rounded_never_are(scheme):
 
 
 @pytest.mark.parametrize("scheme", ["w8a8", "w4a8"])
-def test_a_model_alone_says_what_a_ring_of_it_says_up_to_rounding_and_names_its_kernels(plain, scheme, tmp_path):
+def test_a_model_alone_says_what_a_ring_of_it_says_up_to_rounding_and_names_its_kernels(
+    plain, scheme, tmp_path, threads
+):
+    threads(2)
     quantize(plain, tmp_path / scheme, scheme)
-    ring, alone = Whole(tmp_path / scheme), Whole(tmp_path / scheme, alone=True)
+    ring, alone = LocalDecoder(tmp_path / scheme), LocalDecoder(tmp_path / scheme, alone=True)
     assert alone.kernels.keys() == ring.kernels.keys()
     assert {what.split()[0] for what in alone.kernels} == {"qkv", "o", "gate_up", "down", "head"}
     ids = [(11 * i) % 290 + 1 for i in range(40)]
     quantize(plain, tmp_path / "unrounded", "int8" if scheme == "w8a8" else "int4")
-    exact = Whole(tmp_path / "unrounded", dtype="float32").logits(ids)
+    exact = LocalDecoder(tmp_path / "unrounded", dtype="float32").logits(ids)
     off, alone_off = (float((whole.logits(ids) - exact).norm() / exact.norm()) for whole in (ring, alone))
     assert off < 0.25
     assert alone_off < 0.25
+
+
+SHARED = """
+import os, sys, torch
+from nodewire.llm.quant import onnx_session
+from nodewire.llm.spec.config import Blocks
+
+def session(rows):
+    torch.manual_seed(rows)
+    made = onnx_session.InSession((rows, 256), Blocks("w4a8", 64))
+    made.put(0, torch.randint(256, (rows, 128), dtype=torch.uint8), torch.rand(rows, 4))
+    return made
+
+def products(made):
+    torch.manual_seed(7)
+    return [made.multiply(torch.randn(count, 256)) for count in (1, 5)]
+
+torch.set_num_threads(2)
+alone = products(session(1024))
+onnx_session.take_threads()
+assert torch.get_num_threads() == 1
+shared = products(session(1024))
+before = len(os.listdir("/proc/self/task"))
+many = [session(512) for _ in range(20)]
+assert len(os.listdir("/proc/self/task")) == before, "a session has threads of its own"
+assert all(map(torch.equal, alone, shared))
+torch.set_num_threads(3)
+onnx_session.take_threads()
+assert torch.get_num_threads() == 1
+"""
+
+
+def test_all_sessions_share_the_threads_that_pytorch_had_and_no_bit_changes():
+    ran = subprocess.run([sys.executable, "-c", SHARED], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "ignored" not in ran.stderr  # the library warns of options that it does not follow
+
+
+@pytest.mark.parametrize(
+    ("quantization", "device", "are_taken"),
+    [
+        (Quantization(scheme="w4a8", group_size=64), "cpu", True),
+        (Quantization(scheme="int4", group_size=64), "cpu", False),
+        (Quantization(scheme="w4a8", group_size=0), "cpu", False),
+        (Quantization(scheme="w4a8", group_size=64), "cuda", False),
+        (None, "cpu", False),
+    ],
+)
+def test_pytorch_keeps_its_threads_unless_another_library_may_multiply(monkeypatch, quantization, device, are_taken):
+    taken = []
+    monkeypatch.setattr(onnx_session, "take_threads", lambda: taken.append(1))
+    kernel_choice.prepare_alone(quantization, torch.device(device))
+    assert bool(taken) == are_taken
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -155,7 +214,7 @@ def test_one_thread_and_a_matrix_in_rows_have_no_parts(threads):
 
 
 def test_every_matrix_of_float32_that_makes_a_row_lies_in_columns(tmp_path):
-    whole = Whole(make_model(tmp_path, PLAIN, torch.float32))
+    whole = LocalDecoder(make_model(tmp_path, PLAIN, torch.float32))
     weights = whole._layers.layers[0]._weights
     for role in ("qkv", "o", "gate_up", "down"):
         assert weights[role].t().is_contiguous(), role
@@ -163,7 +222,7 @@ def test_every_matrix_of_float32_that_makes_a_row_lies_in_columns(tmp_path):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_head_lies_in_columns_and_what_is_looked_up_in_rows(tied, tmp_path):
-    whole = Whole(make_model(tmp_path, PLAIN | {"tie_word_embeddings": tied}, torch.float32))
+    whole = LocalDecoder(make_model(tmp_path, PLAIN | {"tie_word_embeddings": tied}, torch.float32))
     weights = whole.vocabulary.weights
     if tied:
         assert not weights["embedding"].is_contiguous()
@@ -171,12 +230,12 @@ def test_a_head_lies_in_columns_and_what_is_looked_up_in_rows(tied, tmp_path):
         assert not weights["head"].is_contiguous()
         assert weights["embedding"].is_contiguous()
     assert whole.kernels[f"head {list(whole.vocabulary.row.matrix.shape)}"].endswith("in columns")
-    bare = Whole(tmp_path, dtype="bfloat16").vocabulary.weights  # in rows
+    bare = LocalDecoder(tmp_path, dtype="bfloat16").vocabulary.weights  # in rows
     for name, matrix in weights.items():
         assert torch.equal(matrix.bfloat16(), bare[name])
 
 
 def test_a_driver_that_lends_its_head_keeps_its_embedding_in_rows(tmp_path):
-    config = Whole(make_model(tmp_path, PLAIN | {"tie_word_embeddings": True}, torch.float32)).config
+    config = LocalDecoder(make_model(tmp_path, PLAIN | {"tie_word_embeddings": True}, torch.float32)).config
     assert of_ends(config, BOTH)["embedding"].looked_up is False
     assert of_ends(config, Ends(True, False))["embedding"].looked_up is True

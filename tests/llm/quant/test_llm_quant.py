@@ -14,7 +14,7 @@ from nodewire.errors import BadInput, BadTask, Unsupported
 from nodewire.llm.checkpoint.checkpoint import open_checkpoint
 from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
 from nodewire.llm.families import modules_of
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.llm.quant.blocks import rounded, unpacked, widened
 from nodewire.llm.quant.checkpoint_writer import quantize
 from nodewire.llm.spec.config import Quantization
@@ -54,16 +54,16 @@ def test_a_quantized_family_says_what_its_weights_widened_say(made, name, scheme
     folder = tmp_path / scheme
     report = quantize(made(name), folder, scheme)
     assert report.matrices > 0
-    wide = Whole(widen(folder, made(name), tmp_path / "wide"))
-    exact = Whole(folder, dtype="float32")
+    wide = LocalDecoder(widen(folder, made(name), tmp_path / "wide"))
+    exact = LocalDecoder(folder, dtype="float32")
     for length in (1, 20, len(PROMPT)):
         expected = wide.logits(PROMPT[:length])
         assert (exact.logits(PROMPT[:length]) - expected).abs().max() <= 1e-4
     assert open_checkpoint(folder).arithmetic == "bfloat16"
     if wide.config.experts is not None:
         return  # where a router is undecided, the last bits choose other experts
-    narrow = Whole(widen(folder, made(name), tmp_path / "wide"), dtype="bfloat16").logits(PROMPT)
-    off = (Whole(folder).logits(PROMPT) - expected).norm() / expected.norm()
+    narrow = LocalDecoder(widen(folder, made(name), tmp_path / "wide"), dtype="bfloat16").logits(PROMPT)
+    off = (LocalDecoder(folder).logits(PROMPT) - expected).norm() / expected.norm()
     assert off <= 2 * (narrow - expected).norm() / expected.norm() + 0.01  # no more than that arithmetic costs
 
 
@@ -73,8 +73,8 @@ def test_a_family_with_rounded_activations_says_about_what_it_says_without(made,
     quantize(made(name), tmp_path / rounding, rounding)
     quantize(made(name), tmp_path / plain, plain)
     for length in (1, len(PROMPT)):
-        exact = Whole(tmp_path / plain, dtype="float32").logits(PROMPT[:length])
-        off = (Whole(tmp_path / rounding, dtype="float32").logits(PROMPT[:length]) - exact).norm() / exact.norm()
+        exact = LocalDecoder(tmp_path / plain, dtype="float32").logits(PROMPT[:length])
+        off = (LocalDecoder(tmp_path / rounding, dtype="float32").logits(PROMPT[:length]) - exact).norm() / exact.norm()
         assert 0 < off < 0.25
 
 
@@ -86,7 +86,7 @@ def test_a_trained_decoder_loses_little(scheme, most, tmp_path):
     quantize(DECODER, tmp_path / scheme, scheme)
     losses = {}
     for folder in (DECODER, tmp_path / scheme):
-        whole = Whole(folder)
+        whole = LocalDecoder(folder)
         found = []
         for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:6]:
             ids = whole.tokenizer.encode(path.read_text())[:64]
@@ -104,7 +104,7 @@ def test_the_ring_says_what_the_whole_says(plain, scheme, tmp_path):
     assert len(registration.manifest.tasks) >= 3
     assert {t.dtype for e in registration.manifest.edges for t in e.tensors} == {"bfloat16", "int64"}
     ids, _, _ = Ring(registration).generate(PROMPT, max_tokens=40)
-    assert ids == list(Whole(folder).tokens(PROMPT, Sampling(40)))
+    assert ids == list(LocalDecoder(folder).tokens(PROMPT, Sampling(40)))
 
 
 def test_shards_stay_shards_and_all_else_is_copied(tmp_path):
@@ -115,7 +115,8 @@ def test_shards_stay_shards_and_all_else_is_copied(tmp_path):
     made = quantize(source, tmp_path / "out", "int8", lambda done, of: said.append((done, of)))
     assert [path.name for path in sorted((tmp_path / "out").glob("*.safetensors"))] == list(made.files)
     assert len(made.files) > 2
-    assert said[-1][0] == said[-1][1] == made.read_bytes
+    stored = sum(path.stat().st_size for path in source.glob("*.safetensors"))
+    assert said[-1] == (stored, stored) and made.read_bytes == stored
     assert sorted(said) == said
     after = open_checkpoint(tmp_path / "out")
     assert after.tokenizer == before.tokenizer
@@ -124,7 +125,7 @@ def test_shards_stay_shards_and_all_else_is_copied(tmp_path):
     stored = after.tensors["model.norm.weight"]
     assert torch.equal(load_file(stored.path)["model.norm.weight"], plain)
     assert after.config.model_copy(update={"quantization": None}) == before.config
-    whole = Whole(tmp_path / "out").logits(PROMPT)
+    whole = LocalDecoder(tmp_path / "out").logits(PROMPT)
     assert torch.isfinite(whole).all()
 
 
@@ -148,12 +149,14 @@ def test_what_cannot_be_quantized_says_what_to_do(plain, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     (out / "mine").write_text("")
-    with pytest.raises(BadInput, match="a folder that is not, or an empty one"):
+    with pytest.raises(BadInput, match="a folder that is not, or an empty one") as refused:
         quantize(plain, out, "int8")
+    assert refused.value.field == str(out)
     (out / "mine").unlink()
     quantize(plain, out, "int8")
-    with pytest.raises(Unsupported, match="the one that it was made of"):
+    with pytest.raises(Unsupported, match="the one that it was made of") as refused:
         quantize(out, tmp_path / "again", "int4")
+    assert refused.value.field == str(out)
     assert not (tmp_path / "again").exists()
     for scheme in ("w8a8", "w4a8"):
         quantize(plain, tmp_path / scheme, scheme)
@@ -203,6 +206,28 @@ def test_foreign_configurations_are_read(plain, tmp_path):
     assert said(plain, tmp_path, config_groups={"group_0": group}) == Quantization(scheme="w4a8", group_size=32)
     mlp = ["lm_head", "re:.*mlp.*", "model.layers.2.self_attn.o_proj"]
     assert said(plain, tmp_path, ignore=mlp).plain == ("down", "gate_up", "2.o")
+
+
+GROUPS = {str(size): {"targets": ["Linear"], "weights": NUMBERS | {"group_size": size}} for size in (32, 64, 128)}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kv_cache_scheme": {"num_bits": 8}},
+        {"sparsity_config": {"format": "dense"}},
+        {"format": "marlin-24"},
+        {"weights": {"symmetric": False}},
+        {"weights": {"strategy": "block"}},
+        {"config_groups": GROUPS},
+        {"config_groups": {"group_0": {"targets": ["Linear"], "weights": NUMBERS, "output_activations": NUMBERS}}},
+        {"ignore": ["model.layers.0.self_attn.k_proj"]},
+    ],
+    ids=str,
+)
+def test_a_scheme_that_is_not_computed_is_refused_with_what_to_do(plain, tmp_path, changes):
+    with pytest.raises(BadTask, match="take the model unquantized, which `nodewire quantize` makes smaller"):
+        said(plain, tmp_path, **changes)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +282,7 @@ def test_scales_that_are_no_numbers_are_refused(plain, tmp_path):
         tensors["model.layers.0.self_attn.o_proj.weight_scale"][0, 0] = value
         save_file(tensors, tmp_path / "out" / "model.safetensors")
         with pytest.raises(BadTask, match=r"finite|too large"):
-            Whole(tmp_path / "out")
+            LocalDecoder(tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", ["mistral", "qwen3_moe", "glm4_moe"])
@@ -292,10 +317,12 @@ def test_nvfp4_is_read_as_it_is_defined(made, name, tmp_path):
         save_file(held, tmp_path / folder / "model.safetensors")
         (tmp_path / folder / "config.json").write_text(json.dumps(config | more))
         (tmp_path / folder / "tokenizer.json").write_bytes((made(name) / "tokenizer.json").read_bytes())
-    expected = Whole(tmp_path / "wide").logits(PROMPT)
-    assert (Whole(tmp_path / "packed").logits(PROMPT) - expected).abs().max() <= 1e-4
+    expected = LocalDecoder(tmp_path / "wide").logits(PROMPT)
+    assert (LocalDecoder(tmp_path / "packed").logits(PROMPT) - expected).abs().max() <= 1e-4
+    checkpoint = open_checkpoint(tmp_path / "packed")
+    assert (checkpoint.arithmetic, checkpoint.lossless_arithmetic) == ("bfloat16", "float32")
     ids, _, _ = Ring(split(tmp_path / "packed", tmp_path / "blobs")).generate(PROMPT, max_tokens=20)
-    assert ids == list(Whole(tmp_path / "packed").tokens(PROMPT, Sampling(20)))
+    assert ids == list(LocalDecoder(tmp_path / "packed").tokens(PROMPT, Sampling(20)))
 
 
 LEVELS = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nodewire.errors import BadTask
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.llm.speculation.draft_proposer import SmallModel, SmallModelDrafter
 from nodewire.llm.tokens.sampler import Sampler
 from nodewire.llm.tokens.sampling_params import Sampling, parse_params
@@ -15,7 +15,7 @@ SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
 
 @pytest.fixture
 def small(plain):
-    return SmallModel(Whole(plain))
+    return SmallModel(LocalDecoder(plain))
 
 
 def drafting(ring, small):
@@ -58,7 +58,7 @@ class Counted:
 
 
 def test_each_session_has_a_lane_while_it_is_among_the_last_asked(plain, whole):
-    lanes = [Counted(Whole(plain)) for _ in range(2)]
+    lanes = [Counted(LocalDecoder(plain)) for _ in range(2)]
     small = SmallModel(*lanes)
     texts = {"a": [1, 2, 3], "b": [1, 2, 3, 4, 5], "c": [9, 8]}
     whose = {name: object() for name in texts}
@@ -70,7 +70,7 @@ def test_each_session_has_a_lane_while_it_is_among_the_last_asked(plain, whole):
 
 
 def test_only_what_the_lane_lacks_is_computed(plain):
-    small = SmallModel(decoder := Counted(Whole(plain)))
+    small = SmallModel(decoder := Counted(LocalDecoder(plain)))
     asked = decoder.asked
     for text in ([1, 2, 3], [1, 2, 3, 4], [1, 2, 5], [1, 2, 5], [1]):
         small.after(text)

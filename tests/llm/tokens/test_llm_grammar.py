@@ -5,7 +5,7 @@ import json
 import pytest
 
 from nodewire.errors import BadInput, Busy
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.llm.tokens.grammar import MAX_GRAMMARS
 from nodewire.llm.tokens.sampling_params import parse_params
 
@@ -85,7 +85,7 @@ def test_what_is_no_schema_is_refused_before_anything_is_taken(ring, schema):
 
 
 def test_only_so_many_texts_under_schemas_are_under_way(plain):
-    whole = Whole(plain)
+    whole = LocalDecoder(plain)
     params = parse_params({"json_schema": SCHEMA}, 256)
     made = [whole.sampler(params) for _ in range(MAX_GRAMMARS)]
     with pytest.raises(Busy):

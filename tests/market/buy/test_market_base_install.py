@@ -57,7 +57,7 @@ def test_nothing_of_an_engine_is_installed(base):
 def test_a_command_that_computes_says_which_extra_it_needs(base, tmp_path):
     code, said = run(base, "generate", "a cat", "--local", str(ROOT / "demo" / "model" / "pycoder"))
     assert code == 1
-    assert "pip install 'nodewire[worker]'" in json.dumps(said)
+    assert "pip install '.[worker]'" in json.dumps(said)
     code, said = run(base, "doctor")
     assert code == 0, said
 

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from nodewire.chat.renderer import Renderer
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.llm.tokens.sampling_params import parse_params
 from nodewire.protocol.model.chat_template import ChatTemplate
 from tests.market.market_process import NODEWIRE
@@ -26,7 +26,7 @@ WAIT_S = 60.0
 @pytest.fixture
 async def alone(market):
     """What a single process answers to messages."""
-    model, renderer = Whole(market.decoder_folder), Renderer()
+    model, renderer = LocalDecoder(market.decoder_folder), Renderer()
 
     async def answer(messages: list[dict[str, str]], max_tokens: int) -> str:
         prompt = await renderer.render(ChatTemplate(template=TEMPLATE), messages)

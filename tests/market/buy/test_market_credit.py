@@ -7,11 +7,17 @@ import dataclasses
 
 import pytest
 
+from nodewire.nostr.nips.nip01 import Filter
 from nodewire.pay.accounts.ledger import Ledger
+from nodewire.pay.bond.bond_holder import is_share_paid
+from nodewire.protocol import kinds
+from nodewire.protocol.job.request import parse as parse_request
 from nodewire.protocol.job.tab import Tab
+from nodewire.protocol.verification import verdict
 from simnet.wallet import SimWallet
 from tests.market.buy.test_market_dag import BOND_MSAT, Dag
 from tests.market.failure.test_market_failures import whole_tokens
+from tests.market.market_process import STALLS
 
 pytestmark = pytest.mark.timeout(600)
 PROMPT = "the cat sat on the mat while the cat sat on the mat"
@@ -92,3 +98,39 @@ def payer_tab(market, public):
     tab = book.tab(public)
     book.close()
     return tab
+
+
+async def test_the_shares_of_a_sampled_job_are_paid_in_whole_satoshis_before_the_draw_and_verifiers_are_paid(market):
+    """Each chunk's share is 1,801 msat. The holder's book and the customer's ledger have the same msat."""
+    await market.customer_config("vera")
+    await market.until(market.is_free(*STALLS))
+    async with market.customer("vera") as vera:
+        payer, holder = vera.session.payer, vera.session.holder
+        wallet = WholeSats(market.simnet, (market.config_of("vera").parent / "wallet.token").read_text().strip())
+        payer._wallet = wallet
+        terms = vera.terms.model_copy(update={"verify": "sampled"})
+        async for _ in vera.generate(market.decoder["address"], PROMPT, max_tokens=70, terms=terms, wait=True):
+            pass
+        done, public = vera.last, (await holder.holder()).public
+        tab = payer.tab(public)
+        shares = [debt for debt in payer.debts_of(done["request"]) if debt.key.payee == public]
+        stated_msat = sum(debt.amount_msat for debt in shares)
+        assert len(shares) == 3 and stated_msat == done["share_msat"] == tab.paid_msat - tab.ahead_msat
+        assert (await wallet.ask("GET", f"/v1/ahead/{vera.session.keys.public}"))["ahead_msat"] == tab.ahead_msat
+        came_msat, _ = await holder.treasury(done["request"])
+        assert came_msat == stated_msat
+        certified = Filter(kinds=frozenset({kinds.CERTIFICATE}), tags={"e": frozenset({done["request"]})})
+        said = [verdict.parse(event).verdict for event in await market.events(certified)]
+        passed = [one for one in said if one.outcome == "pass"]
+        assert passed
+        asked = Filter(ids=frozenset({done["request"]}))
+        request = parse_request((await market.events(asked))[0])
+        for one in passed:
+            assert await is_share_paid(
+                holder, request, one.chunk, one.epoch, vera.session.market.committee, one.chunk + 1
+            )
+        async with asyncio.timeout(300):  # its verifiers claim what is theirs by themselves
+            while any([any((await holder.case(one.key)).due.values()) for one in passed]):
+                await asyncio.sleep(0.2)
+        assert (await holder.treasury(done["request"]))[1] < came_msat
+        await wallet.close()

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from nodewire.errors import BadConfig
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.llm.tokens.sampling_params import parse_params
 from nodewire.nostr.nips.nip01 import Filter
 from nodewire.protocol import kinds
@@ -28,7 +28,7 @@ SCHEMA = json.dumps(
 @pytest.fixture(scope="module")
 def alone(market):
     """The ids that a single process makes of a prompt."""
-    model = Whole(market.decoder_folder)
+    model = LocalDecoder(market.decoder_folder)
 
     def generate(**params):
         return list(model.tokens(model.tokenizer.encode(PROMPT), parse_params(params, model.positions)))

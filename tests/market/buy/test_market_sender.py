@@ -4,14 +4,19 @@ Sessions beside it notice nothing."""
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from tests.market.failure.test_market_failures import whole_tokens
 from tests.market.failure.test_market_rubbish import PROMPT, paid
 from tests.market.market_process import STALLS
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "faults"))
+from nodewire_faults.strike import FRAME
 
 pytestmark = pytest.mark.timeout(600)
 AFTER = 70
@@ -51,8 +56,11 @@ async def test_a_generation_goes_on_without_a_stage_that_does_not_send_as_it_sho
         without = beside.terms.model_copy(update={"excluded": (bea, market.public["ada"])})
         async with asyncio.timeout(400):
             at, _ = await asyncio.gather(bought(customer, 100), bought(beside, 200, terms=without))
-        assert len(beside.purchases) == 1  # nothing was begun anew there
+        # Nothing was lost there. On a slow machine it may have tried a quicker ring meanwhile.
+        assert all(one.is_second for one in list(beside.purchases)[1:]), beside.last
         lied, *_, made = customer.purchases
+        struck = [int(seq) for request, edge, seq in FRAME.findall(market.log("bea")) if request == lied.request.id]
+        assert min(struck) >= AFTER  # it cheated, and nothing else ended that job
         assert lied.plan.assignment("stage.1").provider == bea and bea not in made.plan.providers()
         assert not paid(made).get(bea)
         deadline_s = lied.plan.next_result_ms / 1000

@@ -13,7 +13,7 @@ import pytest
 from nodewire.customer.api import CallListener
 from nodewire.customer.contacts import FOLLOW_SET
 from nodewire.graph import reference as whole_encoder
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.llm.tokens.sampling_params import parse_params
 from nodewire.nostr import event as events
 from nodewire.nostr.keys import Keys
@@ -29,13 +29,15 @@ from tests.market.market_process import DECODER_MSAT, STALLS
 
 PROMPT = "the cat sat on the mat while nobody saw"
 TOKENS = 140
+RECORD_EPOCHS = 20
+"""After a job, in which a certificate holds all of its roots, also where some epochs are not certified."""
 SENTENCES = ["the cat sat on the mat", "a dog ran under the tree", "rain", "the sun sat on a cat under the rain"]
 
 
 @pytest.fixture(scope="module")
 def alone(market):
     """What a single process makes of a prompt."""
-    model = Whole(market.decoder_folder)
+    model = LocalDecoder(market.decoder_folder)
 
     def generate(prompt: str, max_tokens: int, **params) -> tuple[list[int], str]:
         steps = list(model.steps(prompt, parse_params({"max_tokens": max_tokens, **params}, model.positions)))
@@ -120,19 +122,21 @@ async def test_every_provider_has_signed_for_every_chunk_and_the_committee_has_c
     assert {root.chunk for _, root in claimed} >= set(range(3))
     assert {root.task for _, root in claimed} == {task["task"] for task in done["tasks"]}
     epoch = done["epoch"]
-    while True:  # a provider commits once an epoch: the last chunk's root may wait for the next one
+    while True:  # a provider commits once an epoch, and once more if no certificate holds that, as on a busy machine
         epoch = (await market.until(lambda snapshot: True, after=epoch)).body.epoch
+        certificates = await market.events(Filter(kinds=frozenset({kinds.CERTIFICATE})))
+        certified = [quorum_certificate.parse(e).body for e in certificates if (e.tag("n") or "").startswith("epoch/")]
+        bodies = {body.epoch: body for body in certified if body.epoch <= epoch}
         committed = await market.events(Filter(kinds=frozenset({kinds.COMMITMENT})))
         parsed = [await _whole(market, commitment.parse(e)) for e in committed]
-        roots = {(c.provider, root) for c in parsed if c.epoch <= epoch for root in c.chunks}
+        held = [c for c in parsed if c.epoch in bodies]
+        roots = {(c.provider, root) for c in held for root in c.chunks}
         if claimed <= roots:
             break
-        assert epoch < done["epoch"] + 6
-    certified = await market.events(Filter(kinds=frozenset({kinds.CERTIFICATE})))
-    bodies = [quorum_certificate.parse(e).body for e in certified if (e.tag("n") or "").startswith("epoch/")]
-    for number in {c.epoch for c in parsed if c.epoch <= epoch and done["request"] in {r.request for r in c.chunks}}:
-        (root,) = {body.commitments for body in bodies if body.epoch == number}
-        assert root == commitment.certified_root([c.id for c in parsed if c.epoch == number])
+        assert epoch < done["epoch"] + RECORD_EPOCHS
+    for number in {c.epoch for c in held if done["request"] in {r.request for r in c.chunks}}:
+        ids = [c.id for c in held if c.epoch == number]
+        assert bodies[number].commitments == commitment.certified_root(ids)
 
 
 async def _whole(market, committed):
@@ -237,7 +241,7 @@ async def test_one_customer_can_buy_the_same_twice_in_the_same_second(market, al
 
 async def test_a_prompt_that_begins_as_one_before_is_found_by_who_sent_that_and_costs_less(market, alone):
     first, second = PROMPT * 8, PROMPT * 8 + " and so on"
-    tokenizer = Whole(market.decoder_folder).tokenizer
+    tokenizer = LocalDecoder(market.decoder_folder).tokenizer
     units = -(-len(tokenizer.encode(second)) // 64)
     found = len(tokenizer.encode(first)) // 64
     assert found >= 2
@@ -293,7 +297,7 @@ async def test_a_full_provider_says_busy_and_the_plan_that_is_drawn_without_it_c
     refusals = await market.events(Filter(ids=frozenset(plan.busy)))
     assert [(e.pubkey, feedback.parse(e).status) for e in refusals] == [(ada, "busy")]
     assert plan.k == 1
-    async with asyncio.timeout(60):  # those who had accepted the refused plan have been told that it is off
+    async with asyncio.timeout(300):  # those who had accepted the refused plan have been told that it is off
         await market.until(market.is_free(*STALLS), after=plan.epoch + 1)
     audited = market.command("audit", done["request"], "--config", str(market.config_of("bob")))
     assert (audited["ok"], audited["findings"]) == (True, [])

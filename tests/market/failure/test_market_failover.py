@@ -109,9 +109,10 @@ async def test_the_job_is_begun_anew_without_the_dead_and_the_tokens_are_the_sam
         done = customer.last
         assert ids == whole_tokens(market, PROMPT, 350)
         first, second, *more = underway(customer)  # more where a busy machine keeps a provider waiting for its money
-        assert done["requests"] == [one.request.id for one in (first, second, *more)]
+        # One that was overtaken by another is named last.
+        assert sorted(done["requests"]) == sorted(one.request.id for one in (first, second, *more))
         assert victim in first.plan.providers()
-        assert not any(victim in one.plan.providers() for one in (second, *more))
+        assert victim not in second.plan.providers()  # a further one may ask it again, where nobody else is left
         # Who stays was asked for by the customer itself: nobody else is left out.
         assert second.plan.terms.excluded == (victim,)
         # On a busy machine all is slower: then it is the hundred tokens before that this is measured by.
@@ -150,7 +151,7 @@ async def test_a_death_over_narrowed_edges_changes_no_token(market):
         undisturbed = [n async for p in customer.generate(market.decoder["address"], PROMPT, **options) for n in p.ids]
         before = len(underway(customer))
         ids, _, _ = await struck_amid(market, customer, struck, "stage.0", after=60, **options)
-        assert len(underway(customer)) == before + 2
+        assert len(underway(customer)) >= before + 2
         assert ids == undisturbed
         assert len(ids) == 120
 
@@ -162,19 +163,21 @@ async def test_a_job_that_breaks_off_by_a_death_and_is_judged_convicts_nobody(ma
         await customer.session.market.epoch(timeout_s=30, after=epoch.body.epoch - 1)
         terms = customer.terms.model_copy(update={"verify": "sampled"})
         ids, _, _ = await struck_amid(market, customer, struck, "stage.0", max_tokens=200, terms=terms)
-        first, second = underway(customer)
+        first, second, *more = underway(customer)
     assert ids == whole_tokens(market, PROMPT, 200)
     ended = await market.until(lambda s: True)
     await market.until(lambda s: True, after=ended.body.epoch + 6)
-    about = Filter(kinds=frozenset({kinds.CERTIFICATE}), tags={"e": frozenset({first.request.id, second.request.id})})
+    requests = frozenset(one.request.id for one in (first, second, *more))
+    about = Filter(kinds=frozenset({kinds.CERTIFICATE}), tags={"e": requests})
     found = [verdict.parse(event).verdict for event in await market.events(about)]
     assert {one.culprit for one in found} == {""}
     assert "fail" not in {one.outcome for one in found}
     # Who stays has committed to every chunk that was closed, and to all of what was begun anew.
     stays = first.plan.assignment("stage.2").provider
     assert (await committed(market, first))[stays] >= {0, 1}
-    roots = await committed(market, second)
-    tokens = len(ids) - second.inputs[0].tensors[1].shape[0]
+    last = more[-1] if more else second
+    roots = await committed(market, last)
+    tokens = len(ids) - last.inputs[0].tensors[1].shape[0]
     assert all(chunks == set(range(1 + -(-(tokens - 1) // 64))) for chunks in roots.values())
 
 
@@ -222,7 +225,7 @@ async def test_a_driver_that_says_that_a_live_stage_is_gone_ends_one_job_and_is_
                     lie["error"] = LinkLost(stage, "gone: so its driver says").as_dict()
                     bought.running._mailbox.documented(driver, lie)
         assert ids == whole_tokens(market, PROMPT, 350)
-        first, second = underway(customer)
+        first, second, *_ = underway(customer)
         assert set(second.plan.terms.excluded) <= {driver, stage}
         assert second.plan.assignment("driver").provider != driver
         assert stage not in first._gone

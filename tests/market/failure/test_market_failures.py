@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nodewire.errors import LinkLost, OverBudget, PaymentFailed, TimedOut, WorkerFailed
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.llm.tokens.sampling_params import parse_params
 from nodewire.nostr.nips.nip01 import Filter
 from nodewire.pay.accounts.ledger import Ledger
@@ -24,7 +24,7 @@ PROMPT = "the cat sat on the mat"
 
 
 def whole_tokens(market, prompt, max_tokens):
-    model = Whole(market.decoder_folder)
+    model = LocalDecoder(market.decoder_folder)
     return [t for t, _ in model.steps(prompt, parse_params({"max_tokens": max_tokens}, model.positions))]
 
 

@@ -11,7 +11,7 @@ from processes.slowdown import children, slowed
 from tests.market.failure.test_market_failures import whole_tokens
 from tests.market.market_process import STALLS
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1_800)  # three generations, each slow to its end where no ring is found faster
 PROMPT = "the cat sat on the mat"
 MUCH_SLOWER_S = 0.8
 """A stage that stands still for so long a token is slower than any ring, however busy the machine is."""
@@ -32,7 +32,7 @@ async def joined(market, name):
 async def _generate_past_a_slow_stage(market, customer):
     """A generation, right to the token, in which `bea` is slow from its 60th token on. Returns its summary."""
     ids: list[int] = []
-    async with asyncio.timeout(240), AsyncExitStack() as stack:
+    async with AsyncExitStack() as stack:
         async for piece in customer.generate(market.decoder["address"], PROMPT, max_tokens=350):
             ids += piece.ids
             if len(ids) == 60:
@@ -55,8 +55,7 @@ async def test_a_session_leaves_a_stage_that_has_become_slow_with_the_same_token
             assert set(outcomes) <= {"moved", "slower"}
             if "moved" in outcomes:
                 break
-        assert outcomes == ["moved"]
-        (move,) = done["moves"]
+        (move,) = [move for move in done["moves"] if move["outcome"] == "moved"]
         assert move["slow"] == (market.public["bea"],)
         assert {move["after"][task] for task in ("stage.0", "stage.1")} == {isa}
         assert 60 < move["at"] <= move["overtook_at"] < 350

@@ -37,9 +37,12 @@ SATS = 5_000
 class TrainingMarket(RunningMarket):
     """A relay, a Lightning network, a committee that nobody runs, and providers that only train."""
 
+    unit_msat, least_msat = 1, LEAST_MSAT
+
     def start(self) -> None:
         self.spawn("relay", "relay", "--port", "0", "--db", self._path("relay.db"), "--blobs", self._path("blobs"))
-        self.spawn("simnet", "--port", "0", "--db", self._path("simnet.db"), "--faucet", program=SIMNET)
+        network = ["--db", self._path("simnet.db"), "--faucet", "--unit-msat", str(self.unit_msat)]
+        self.spawn("simnet", "--port", "0", *network, program=SIMNET)
         ready = self.ready("relay")
         self.relay, self.blossom, self.simnet = ready["url"], ready["blossom"], self.ready("simnet")["url"]
         where = ["--relay", self.relay, "--blossom", self.blossom]
@@ -69,7 +72,13 @@ class TrainingMarket(RunningMarket):
             "patience_s": 20,
             "pow_bits": 4,
         }
-        train = {"msat_per_pflop": 1, "least_msat": LEAST_MSAT, "deposit_ppm": DEPOSIT_PPM, "gflops": 10, **changes}
+        train = {
+            "msat_per_pflop": 1,
+            "least_msat": self.least_msat,
+            "deposit_ppm": DEPOSIT_PPM,
+            "gflops": 10,
+            **changes,
+        }
         worker = '[worker]\nmemory = "300MB"'
         self._write(name, [*_toml(role), *self._wallet(), worker, METRICS, "[train]", *_toml(train)])
 

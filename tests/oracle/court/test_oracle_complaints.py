@@ -9,11 +9,12 @@ import pytest
 
 from nodewire.errors import BadInput, NotFound
 from nodewire.nostr import event as events
+from nodewire.oracle.court import complaints as module
 from nodewire.oracle.court import verdict_rules
 from nodewire.oracle.court.case import PublishVerdict, SayVote, Tick, VoteCame, start
-from nodewire.oracle.court.complaints import MAX_OF_ONE, Complaints
+from nodewire.oracle.court.complaints import LOOKED_EPOCHS, MAX_OF_ONE, Complaints
 from nodewire.protocol.verification import complaint, verdict
-from nodewire.protocol.verification.complaint import CLAIMED_EPOCHS, ENOUGH_EPOCHS
+from nodewire.protocol.verification.complaint import CLAIMED_EPOCHS, ENOUGH_EPOCHS, HEARD_EPOCHS
 from tests.customer.public_record import CUSTOMER, PRICE_MSAT, PROVIDERS, TASKS, PublicRecord
 from tests.protocol.committee.actors import keys
 
@@ -221,3 +222,70 @@ async def test_where_nobody_has_a_bond_no_complaint_is_kept_for_there_is_nothing
     assert complaints._open == {}
     with pytest.raises(BadInput, match="no bond"):
         complaints.add(record.complained(claim))
+
+
+async def test_a_complaint_that_is_of_another_committee_or_an_ancient_claim_is_refused(record):
+    complaints, claim = record.complaints(), record.claim()
+    with pytest.raises(BadInput, match="another committee's") as raised:
+        complaints.add(complaint.build(CUSTOMER, "00" * 32, claim, created_at=claim.created_at))
+    assert raised.value.field == "c"
+    late = record.epoch + HEARD_EPOCHS + 1
+    record.now(late)
+    at_s = record.committee.close_ms(late) // 1000 - 1
+    with pytest.raises(BadInput, match="over 4096 before the complaint") as raised:
+        complaints.add(complaint.build(CUSTOMER, record.committee.digest(), claim, created_at=at_s))
+    assert raised.value.field == "created_at"
+
+
+async def test_complaints_are_bounded_by_the_accused_and_before_bonds_are_known(record, monkeypatch):
+    complaints = record.complaints()
+    monkeypatch.setattr(module, "MAX_UNREAD", 1)
+    complaints.add(record.complained(record.claim()))
+    with pytest.raises(BadInput, match="not known yet who has a bond"):
+        complaints.add(record.complained(record.claim(attempt=1)))
+    await complaints.look()
+    complaints.add(record.complained(record.claim(attempt=1)))  # it is known now
+    monkeypatch.setattr(module, "MAX_ACCUSED", 0)
+    complaints._open.clear()
+    with pytest.raises(BadInput, match="nodes are accused already"):
+        complaints.add(record.complained(record.claim()))
+
+
+async def test_of_two_complaints_about_a_claim_the_earlier_counts(record):
+    complaints, claim = record.complaints(), record.claim()
+    later = complaint.build(CUSTOMER, record.committee.digest(), claim, created_at=claim.created_at + 1)
+    for event in (later, record.complained(claim), later):
+        complaints.add(event)
+    for epoch in range(record.epoch + 1, record.last + 1):
+        record.certify(epoch)
+    (held,) = await looked(record, complaints, after=3)
+    assert held.complaint.created_at == claim.created_at
+
+
+async def test_a_complaint_about_a_job_that_no_relay_has_waits_and_is_given_up(record):
+    complaints = record.complaints()
+    complaints.add(record.complained(record.claim()))
+    for epoch in range(record.epoch + 1, record.last + 1):
+        record.certify(epoch)
+    events_, record.events = record.events, [event for event in record.events if event.id != record.request.id]
+    assert len(events_) == len(record.events) + 1
+    assert await looked(record, complaints, after=LOOKED_EPOCHS) == []
+    assert complaints._open[PROVIDERS[ACCUSED].public]
+    assert await looked(record, complaints, after=LOOKED_EPOCHS + 1) == []
+    assert not any(complaints._open.values())
+    record.events = events_
+    assert await looked(record, complaints, after=LOOKED_EPOCHS + 1) == []
+
+
+async def test_whose_bond_cannot_be_read_is_not_held_to_a_complaint(record):
+    complaints = record.complaints()
+    complaints.add(record.complained(record.claim()))
+    for epoch in range(record.epoch + 1, record.last + 1):
+        record.certify(epoch)
+
+    async def unreadable(sha256):
+        raise NotFound("snapshot", "gone")
+
+    record.snapshot = unreadable
+    assert await looked(record, complaints) == []
+    assert not any(complaints._open.values())

@@ -8,7 +8,7 @@ import pytest
 
 from nodewire.errors import BadInput, NotAllowed, NotFound
 from nodewire.nostr import event as events
-from nodewire.oracle.court.docket import Docket, _by_turns
+from nodewire.oracle.court.docket import Docket, _by_turns, _origin
 from nodewire.plan.epoch import Epoch
 from nodewire.protocol import kinds
 from nodewire.protocol.committee import commitment
@@ -251,3 +251,20 @@ async def test_an_epoch_that_is_read_late_or_again_draws_what_it_would_have_draw
     second, first, again, once_more = await read(stalls, 2, 1, 2, 1)
     assert [len(one.samples) for one in (second, first, again, once_more)] == [1, 1, 0, 1]
     assert first.samples == once_more.samples
+
+
+async def test_a_request_that_was_never_read_is_not_found():
+    with pytest.raises(NotFound, match="was not read"):
+        await Docket(Stalls([], {}), Stalls([], {})).request(digest("never"))
+
+
+@pytest.mark.parametrize(
+    ("address", "origin"),
+    [
+        ("203.0.113.7:7000", "203.0.113.7"),
+        ("[2001:db8:1:2:3::4]:7000", "2001:db8:1:2::/64"),
+        (f"splice:{digest('splice')}@203.0.113.7:7000", f"splice:{digest('splice')}@203.0.113.7"),
+    ],
+)
+def test_an_address_counts_for_the_network_that_it_is_in_and_a_splice_for_itself(address, origin):
+    assert _origin(address) == origin

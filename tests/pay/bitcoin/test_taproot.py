@@ -119,3 +119,42 @@ def test_a_number_is_pushed_in_its_shortest_form(number):
 def test_what_is_no_key_gives_no_output(key):
     with pytest.raises(BadInput):
         taproot.output(bytes.fromhex(key))
+
+
+def test_an_address_on_a_network_that_there_is_not_is_refused():
+    with pytest.raises(BadInput) as refused:
+        taproot.output(taproot.NUMS).address("doge")
+    assert (refused.value.field, refused.value.reason) == ("network", "'doge' is none of bc, tb, tbs, bcrt")
+
+
+def test_three_leaves_are_refused():
+    with pytest.raises(BadInput) as refused:
+        taproot.output(taproot.NUMS, [b"\x51"] * 3)
+    assert refused.value.field == "leaves"
+
+
+@pytest.mark.parametrize("quorum", [-1, 0, 3])
+def test_a_quorum_of_nobody_or_of_more_than_there_are_is_refused(quorum):
+    with pytest.raises(BadInput) as refused:
+        taproot.multi_a(quorum, [taproot.NUMS] * 2)
+    assert refused.value.field == "quorum"
+
+
+@pytest.mark.parametrize("at", [0, -1, 2**31])
+def test_what_is_no_lock_time_is_refused(at):
+    with pytest.raises(BadInput) as refused:
+        taproot.pk_after(taproot.NUMS, at)
+    assert refused.value.field == "after"
+
+
+@pytest.mark.parametrize(
+    ("number", "written"),
+    [
+        (0xFC, "fc"),
+        (0xFD, "fdfd00"),
+        (0xFFFF, "fdffff"),
+        (0x1_0000, "fe00000100"),
+    ],
+)
+def test_a_size_is_written_by_one_three_or_five_bytes(number, written):
+    assert taproot.compact_size(number).hex() == written

@@ -12,7 +12,7 @@ from nodewire.errors import BadInput, BadSignature, NoQuorum, NotFound, PaymentF
 from nodewire.nostr.keys import Keys
 from nodewire.pay.bitcoin import vault as vaults
 from nodewire.pay.bitcoin.taproot import NUMS, tweaked_secret
-from nodewire.pay.bitcoin.transaction import TransactionOutput
+from nodewire.pay.bitcoin.transaction import Outpoint, Transaction, TransactionOutput
 from nodewire.pay.bitcoin.vault import Vault
 from tests.pay.bitcoin_process import PASSWORD, Chain, needs_bitcoind, run_bitcoind
 
@@ -189,3 +189,50 @@ def test_a_vaults_output_follows_from_oracles_provider_and_time_alone():
 def test_a_time_that_a_block_would_read_as_a_height_is_none(at_s):
     with pytest.raises(BadInput, match="refund_at_s"):
         vault(at_s)
+
+
+COIN = {Outpoint("11" * 32, 0): SAT}
+
+
+def test_signatures_by_a_stranger_or_too_few_or_of_another_oracle_are_refused():
+    held = vault()
+    unsigned = held.spend({**COIN, Outpoint("22" * 32, 1): SAT}, slash_outputs(held))
+    signatures = by(held, unsigned, [*ORACLES, CUSTOMER])
+    held.check(unsigned, ORACLES[0].public, signatures[ORACLES[0].public])
+    for oracle, given in (
+        (CUSTOMER.public, signatures[CUSTOMER.public]),
+        (ORACLES[0].public, signatures[ORACLES[0].public][:1]),
+    ):
+        with pytest.raises(BadSignature, match="not one for each input"):
+            held.check(unsigned, oracle, given)
+    with pytest.raises(BadSignature, match="of another transaction"):
+        held.check(unsigned, ORACLES[0].public, signatures[ORACLES[1].public])
+
+
+def test_a_fee_that_leaves_dust_is_refused_and_one_satoshi_less_is_taken():
+    to, most_sat = vaults.key_output(CUSTOMER.public).script_pubkey, SAT - vaults.DUST_SAT
+    for spend in (lambda fee_sat: vault().refund(PROVIDER, COIN, to, fee_sat), lambda fee_sat: own(fee_sat, to)):
+        assert spend(most_sat).outputs[0].amount_sat == vaults.DUST_SAT
+        with pytest.raises(BadInput) as refused:
+            spend(most_sat + 1)
+        assert refused.value.field == "fee"
+
+
+def own(fee_sat, to):
+    return vaults.key_spend(CUSTOMER, COIN, to, fee_sat)
+
+
+@pytest.mark.parametrize("sat", [-1, 21_000_000 * 100_000_000 + 1])
+def test_an_output_of_less_than_nothing_or_of_more_than_there_is_is_refused(sat):
+    with pytest.raises(BadInput) as refused:
+        TransactionOutput(sat, b"\x51")
+    assert refused.value.field == "amount"
+
+
+def test_a_transaction_without_an_input_or_an_output_is_refused():
+    out = TransactionOutput(1, b"\x51")
+    (at,) = COIN
+    for inputs, spent, outputs in (((), (), (out,)), ((at,), (), (out,)), ((at,), (out,), ())):
+        with pytest.raises(BadInput) as refused:
+            Transaction(inputs, spent, outputs)
+        assert refused.value.field == "transaction"

@@ -13,7 +13,7 @@ import tests.pay.bond_market as bm
 from nodewire.errors import BadInput, BadQuorum, NotAllowed, NotFound, PaymentFailed
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip98
-from nodewire.pay.bond.bond_holder import ensure_bond, is_share_paid
+from nodewire.pay.bond.bond_holder import ClaimPayment, ensure_bond, is_share_paid
 from nodewire.pay.lightning import lnurl
 from nodewire.protocol.job.request import parse as parse_job
 from nodewire.protocol.market import bond as statements
@@ -106,6 +106,7 @@ async def test_from_zap_to_verdict_to_payout(holder, wallet, provider):
         fetch = lnurl.over_lnurl(said.lnurl, nostr_pubkey=said.public, network="bcrt", allow_private=True)
         invoice = await fetch(bm.zap(chunk, request=job), SHARE_MSAT)
         await wallet.pay(invoice.bolt11, max_fee_msat=0)
+        assert await holder.book_shares(bm.statement(chunk, request=job)) == 0
     assert await holder.treasury(job.id) == (2 * SHARE_MSAT * 9 // 10, 2 * SHARE_MSAT * 9 // 10)
     later_ms = COMMITTEE.close_ms(now_epoch := COMMITTEE.epoch_at(int(time.time() * 1000)) + 1)
     shares = [await holder.share_msat(job.id, CUSTOMER.public, chunk, later_ms) for chunk in (1, 2)]
@@ -124,26 +125,30 @@ async def test_from_zap_to_verdict_to_payout(holder, wallet, provider):
     assert await holder.present(certificate, job) == settled == await holder.case(settled.case)
     assert (settled.slashes, settled.refused, settled.payouts[CUSTOMER.public]) == (True, "", 2 * PRICE_MSAT)
     for _ in range(2):
-        paid = await holder.claim(CUSTOMER, settled.case)
-        assert (paid.amount_msat, paid.is_paid) == (2 * PRICE_MSAT, True)
+        assert await holder.claim(CUSTOMER, settled.case) == 2 * PRICE_MSAT
+    paid = await holder.collect(CUSTOMER)
+    assert paid is not None and (paid.amount_msat, paid.is_paid) == (2 * PRICE_MSAT, True)
+    assert await holder.collect(CUSTOMER) is None
     assert await wallet.balance_msat() == before_msat + 2 * PRICE_MSAT
-    assert (await holder.claim(VERIFIERS[0], settled.case)).amount_msat == PRICE_MSAT
-    fee = await holder.claim_fee(bm.ORACLES[0])
+    assert await holder.claim(VERIFIERS[0], settled.case) == PRICE_MSAT
+    fee = await holder.collect(bm.ORACLES[0])
     assert fee is not None and (fee.amount_msat, fee.is_paid) == (2 * SHARE_MSAT // 10 // 4, True)
-    assert await holder.claim_fee(bm.ORACLES[0]) is None
+    assert await holder.collect(bm.ORACLES[0]) is None
     with pytest.raises(NotAllowed):
         await holder.claim(provider, settled.case)
     with pytest.raises(NotAllowed, match="slashed"):
         await ensure_bond(holder, provider, 50_000, UNTIL_S)
 
 
-async def test_many_claims_at_once_are_one_payment(holder, wallet, provider):
+async def test_many_claims_and_payouts_at_once_are_one_payment(holder, wallet, provider):
     await ensure_bond(holder, provider, 100_000, UNTIL_S)
     job = bm.request(driver=provider)
     settled = await holder.present(bm.certificate(bm.failed(job, culprit=provider)), job)
     before_msat = await wallet.balance_msat()
-    paid = await asyncio.gather(*(holder.claim(CUSTOMER, settled.case) for _ in range(20)))
-    assert len(set(paid)) == 1
+    claimed = await asyncio.gather(*(holder.claim(CUSTOMER, settled.case) for _ in range(20)))
+    assert set(claimed) == {PRICE_MSAT}
+    paid = await asyncio.gather(*(holder.collect(CUSTOMER) for _ in range(20)), return_exceptions=True)
+    assert sum(isinstance(one, ClaimPayment) for one in paid) == 1
     assert await wallet.balance_msat() == before_msat + PRICE_MSAT
 
 
@@ -203,7 +208,8 @@ async def test_a_request_that_is_not_signed_for_it_is_refused(url, wallet, provi
         "/v1/bonds/xyz",
         "/v1/cases/" + "0" * 63,
         "/v1/treasury/x",
-        "/v1/fees/x",
+        "/v1/dues/x",
+        "/v1/ahead/x",
         "/v1/treasury/receipts/x",
         f"/v1/treasury/{REQUEST.id}/shares/{CUSTOMER.public}/-1",
     ],
@@ -216,7 +222,12 @@ async def test_what_is_no_id_is_named(url, path):
 
 async def test_more_than_a_certificate_can_have_is_not_read(url):
     async with aiohttp.ClientSession() as session:
-        for path, size in (("/v1/verdicts", 300_000), ("/v1/claims", 20_000)):
+        for path, size in (
+            ("/v1/verdicts", 300_000),
+            ("/v1/claims", 20_000),
+            ("/v1/shares", 20_000),
+            ("/v1/payouts", 20_000),
+        ):
             async with session.post(url + path, data=b"x" * size) as response:
                 assert response.status == 413
 
@@ -230,10 +241,12 @@ async def test_a_killed_holder_knows_everything_when_it_comes_back(files, provid
         statement = await ensure_bond(holder, provider, 50_000, UNTIL_S)
         job = bm.request(driver=provider)
         settled = await holder.present(bm.certificate(bm.failed(job, culprit=provider)), job)
-        paid = await holder.claim(CUSTOMER, settled.case)
+        claimed_msat = await holder.claim(CUSTOMER, settled.case)
+        assert await holder.collect(CUSTOMER) is not None
         service.process.kill()
     with service:
-        assert await holder.claim(CUSTOMER, settled.case) == paid
+        assert await holder.claim(CUSTOMER, settled.case) == claimed_msat
+        assert await holder.collect(CUSTOMER) is None
         assert await wallet.balance_msat() == 1_000_000 - 50_000 + PRICE_MSAT
         bond = await holder.bond(provider.public)
         assert (bond.state, bond.stated_until_s) == ("slashed", statements.parse(statement).expires_at_s)

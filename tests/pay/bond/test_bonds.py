@@ -120,3 +120,55 @@ def test_a_refund_leaves_the_bond_locked_and_smaller():
 def test_a_raise_raises(amount_msat, until_s):
     with pytest.raises(BadInput):
         apply(Raise("k", amount_msat, until_s), BOND)
+
+
+@pytest.mark.parametrize(
+    ("amount_msat", "until_s", "field"),
+    [
+        (0, 2_000, "amount_msat"),
+        (bonds.MAX_MSAT + 1, 2_000, "amount_msat"),
+        (1, 0, "until_s"),
+        (1, 2**53, "until_s"),
+    ],
+)
+def test_a_lock_of_an_impossible_amount_or_end_is_refused_by_its_field(amount_msat, until_s, field):
+    with pytest.raises(BadInput) as refused:
+        bonds.lock(bonds.Lock("b0" * 32, "ab" * 32, amount_msat, until_s))
+    assert refused.value.field == field
+
+
+def test_a_raise_beyond_the_most_or_beyond_all_time_or_once_too_often_is_refused():
+    many = BOND
+    for number in range(bonds.MAX_RAISES):
+        many = apply(Raise(f"k{number}", 1, 2_000), many)
+    for event, bond in (
+        (Raise("k", bonds.MAX_MSAT, 2_000), BOND),
+        (Raise("k", 0, 2**53), BOND),
+        (Raise("one more", 1, 2_000), many),
+    ):
+        with pytest.raises(BadInput, match="more, later or more often"):
+            apply(event, bond)
+    assert many.amount_msat == BOND.amount_msat + bonds.MAX_RAISES
+
+
+@pytest.mark.parametrize(
+    ("paid", "reason"),
+    [
+        (payouts("c2", [500]), "of another case"),
+        (payouts("c1", [500, 0]), "not above zero"),
+        ((Payout("c1", "a", 1), Payout("c1", "a", 2)), "stands twice"),
+    ],
+)
+def test_payouts_of_another_case_or_of_nothing_or_twice_to_a_payee_are_refused(paid, reason):
+    for event in (Refund("c1", paid), Slash("c1", paid, 1_000, DELAY_S)):
+        with pytest.raises(BadInput, match=reason) as refused:
+            apply(event, BOND)
+        assert refused.value.field == "payouts"
+
+
+@pytest.mark.parametrize("forfeit_msat", [-1, 20_501])
+def test_a_refund_that_forfeits_less_than_nothing_or_more_than_what_is_left_is_refused(forfeit_msat):
+    with pytest.raises(NotAllowed) as refused:
+        apply(Refund("c1", payouts("c1", [500]), forfeit_msat), BOND)
+    assert refused.value.field == "forfeit_msat"
+    assert apply(Refund("c1", payouts("c1", [500]), 20_500), BOND).remainder_msat == 0

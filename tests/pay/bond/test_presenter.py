@@ -9,15 +9,16 @@ import pytest
 from aiohttp import web
 
 import tests.pay.bond_market as bm
+from nodewire.customer.payments.purse import Purse
+from nodewire.customer.payments.share_account import ShareAccount
 from nodewire.errors import LinkLost, NotFound
+from nodewire.nostr import event as events
 from nodewire.nostr.keys import Keys
-from nodewire.pay.accounts.debts import Key
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.accounts.payer import Payer
 from nodewire.pay.bond.bond_holder import ensure_bond
 from nodewire.pay.bond.presentation_store import PresentationStore
 from nodewire.pay.bond.presenter import Presenter
-from nodewire.pay.lightning.lnurl import over_lnurl
 from simnet.bond_holder import SimBondHolder
 from simnet.wallet import SimWallet
 from tests.pay.simnet_process import run_simnet
@@ -117,7 +118,8 @@ async def test_a_verdict_is_settled_and_everybody_paid_and_no_customer_was_there
     for verifier in bm.VERIFIERS[:2]:
         wallet = await open_wallet()
         case = bm.failed(request, culprit=provider).key
-        assert (await SimBondHolder(wallet).claim(verifier, case)).is_paid
+        assert await SimBondHolder(wallet).claim(verifier, case) == bm.PRICE_MSAT
+        assert (await SimBondHolder(wallet).collect(verifier)).is_paid
         assert await wallet.balance_msat() == bm.PRICE_MSAT
 
 
@@ -315,20 +317,74 @@ async def test_a_pass_pays_its_verifiers_out_of_the_share_and_the_committee_its_
     customer = Keys.generate()
     request = bm.request(customer)
     purse = await open_wallet(1_000_000)
-    holder = await SimBondHolder(purse).holder()
-    payer = Payer(customer, purse, Ledger(":memory:"))
-    fetch = over_lnurl(holder.lnurl, nostr_pubkey=holder.public, network="bcrt", allow_private=True)
+    own = Purse(Payer(customer, purse, Ledger(":memory:")), bm.RELAYS, "bcrt", True)
+    account = ShareAccount(customer, own, SimBondHolder(purse))
     for chunk in range(3):
-        await payer.pay(Key(request.id, holder.public, chunk), bm.SHARE_MSAT, fetch, relays=bm.RELAYS)
+        await account.pay(request.id, chunk, bm.SHARE_MSAT)
+    await account.close()
     oracle = Oracle(0, tmp_path, request, await open_wallet())
     said = bm.verdict_of(request, epoch=(bm.COMMITTEE.epoch_at(int(time.time() * 1000)) // 4 + 1) * 4 + bm.EPOCH % 4)
     oracle.presenter.certified(bm.certificate(said))
     await oracle.presenter.present_due()
     verifier = await open_wallet()
-    assert (await SimBondHolder(verifier).claim(bm.VERIFIERS[0], said.key)).is_paid
+    assert await SimBondHolder(verifier).claim(bm.VERIFIERS[0], said.key) == bm.PRICE_MSAT
+    assert (await SimBondHolder(verifier).collect(bm.VERIFIERS[0])).is_paid
     assert await verifier.balance_msat() == bm.PRICE_MSAT
     fees_msat = 3 * bm.SHARE_MSAT * bm.FEE_PPM // 1_000_000
     assert await oracle.wallet.balance_msat() == fees_msat // len(bm.ORACLES)
     oracle.clock.now_s += 3_600
     await oracle.presenter.present_due()
     assert await oracle.wallet.balance_msat() == fees_msat // len(bm.ORACLES)
+
+
+class Feed(Relays):
+    """Ends once it has handed out what it has."""
+
+    async def subscribe(self, filters):
+        for event in self.events:
+            yield event
+
+
+def other_topic(event):
+    tags = [["n", "rating/x"] if tag[0] == "n" else list(tag) for tag in event.tags]
+    return events.sign(bm.STRANGER, event.kind, created_at=event.created_at, tags=tags, content=event.content)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+async def test_verdicts_on_relays_are_noted_once_and_a_feed_that_ends_is_a_lost_link(is_known, tmp_path):
+    said, file = bm.failed(), PresentationStore(tmp_path / "presented.db", bm.COMMITTEE.digest())
+    good, other = bm.certificate(said), bm.certificate(bm.failed(chunk=1))
+    feed = Feed(other_topic(other), bm.certificate(bm.failed(chunk=2), bm.ORACLES[:2]), good, *([good] * is_known))
+    presenter = Presenter(bm.ORACLES[0], bm.COMMITTEE, feed, None, file, collects=False)
+    with pytest.raises(ExceptionGroup) as ended:
+        await presenter.run()
+    (lost,) = ended.value.exceptions
+    assert isinstance(lost, LinkLost) and lost.reason == "every relay has ended the subscription"
+    assert [one.sample for one in file.open()] == [said.key]
+    file.close()
+
+
+async def test_a_verdict_that_reaches_no_bond_is_presented_once_and_pays_nobody(open_wallet, tmp_path):
+    provider = Keys.generate()
+    request = bm.request(driver=provider)
+    said = bm.failed(request, culprit=provider)
+    oracle = Oracle(0, tmp_path, request, await open_wallet())
+    oracle.presenter.certified(bm.certificate(said))
+    await oracle.presenter.present_due()
+    assert oracle.file.open() == []
+    assert (await oracle.holder.case(said.key)).refused
+    assert await oracle.wallet.balance_msat() == 0
+
+
+async def test_a_relay_that_tells_another_event_first_gives_the_request_all_the_same(job, open_wallet, tmp_path):
+    request, certificate, provider = job
+
+    class Talkative(Relays):
+        async def fetch(self, filters):
+            return [bm.REQUEST, *self.events]
+
+    oracle = Oracle(0, tmp_path, request, await open_wallet())
+    oracle.presenter._relays = Talkative(request)
+    oracle.presenter.certified(certificate)
+    await oracle.presenter.present_due()
+    assert (await oracle.holder.bond(provider.public)).state == "slashed"

@@ -383,7 +383,8 @@ async def fails(pair, invoice, **options):
             return
         assert (paid.direction, paid.state, paid.preimage) == ("out", "failed", None) and paid.reason
         if "lookup-out" in pair.info.abilities:
-            assert (await pair.payer.lookup(paid.payment_hash, "out")).state == "failed"
+            with contextlib.suppress(*(() if knows else (NotFound,))):
+                assert (await pair.payer.lookup(paid.payment_hash, "out")).state == "failed"
     assert await pair.moved(pair.payer) == 0
 
 
@@ -427,7 +428,7 @@ async def test_an_invoice_that_another_has_paid_cannot_be_paid(pair, open_payee,
 @pytest.mark.needs("pay")
 @pytest.mark.needs("invoice")
 async def test_an_invoice_that_has_expired_is_not_paid(pair):
-    invoice = await pair.invoice(expiry_s=1)
+    invoice = await pair.invoice(expiry_s=3)
     while time.time() < invoice.expires_at_s + 0.1:
         await asyncio.sleep(0.1)
     await fails(pair, invoice)

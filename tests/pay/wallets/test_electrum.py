@@ -24,7 +24,7 @@ from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.wallet import ABILITIES, Transfer
 from nodewire.pay.wallets.electrum import ElectrumWallet
 
-PASSWORD = "c0ffee" * 5
+PASSWORD, H = "c0ffee" * 5, "ab" * 32
 INFO = {"version": 1, "node": "02" + "ab" * 32, "network": "bcrt", "least_msat": 1_000}
 ROW = {
     "payment_hash": "ab" * 32,
@@ -221,3 +221,80 @@ def test_a_password_comes_from_a_file(tmp_path):
 async def test_no_account_is_opened_there():
     with pytest.raises(NodewireError, match="in Electrum itself"):
         await ElectrumWallet.open_account("http://x", "x")
+
+
+async def test_who_it_is_is_asked_for_once(answering):
+    daemon = says(nodewire_info=INFO)
+    wallet = await answering(daemon)
+    assert await wallet.info() == await wallet.info()
+    assert [method for method, _ in daemon.asked] == ["nodewire_info"]
+
+
+@pytest.mark.parametrize("expiry_s", [0, -1, invoices.MAX_EXPIRY_S + 1])
+async def test_an_expiry_out_of_range_is_not_asked_for(answering, expiry_s):
+    daemon = says(nodewire_info=INFO)
+    wallet = await answering(daemon)
+    for ask in (wallet.invoice, lambda amount_msat, **asked: wallet.hold_invoice(amount_msat, payment_hash=H, **asked)):
+        with pytest.raises(BadInput) as refused:
+            await ask(1_000, description="x", expiry_s=expiry_s)
+        assert refused.value.field == "expiry_s"
+    assert [method for method, _ in daemon.asked] == ["nodewire_info"]
+
+
+@pytest.mark.parametrize("text", ["", "AB" * 32, "ab" * 31, "zz" * 32])
+async def test_what_is_no_hash_or_preimage_is_not_asked_for(answering, text):
+    daemon = says(nodewire_info=INFO)
+    wallet = await answering(daemon)
+    for ask, field in (
+        (wallet.settle_hold(text), "preimage"),
+        (wallet.cancel_hold(text), "payment_hash"),
+        (wallet.lookup(text, "in"), "payment_hash"),
+        (wallet.hold_invoice(1_000, payment_hash=text, description="x", expiry_s=60), "payment_hash"),
+    ):
+        with pytest.raises(BadInput) as refused:
+            await ask
+        assert refused.value.field == field
+    assert [method for method, _ in daemon.asked] == ["nodewire_info"]  # a hold invoice's amount is checked by it
+
+
+async def test_what_came_is_told_in_the_order_in_which_it_settled(answering):
+    rows = [
+        ROW | {"payment_hash": f"{n:064x}", "at_s": at_s, "state": state, "created_at": 5, "expires_at": 6}
+        for n, (at_s, state) in enumerate([(12, "settled"), (0, "open"), (11, "settled"), (0, "failed")])
+    ]
+    wallet = await answering(says(nodewire_info=INFO, nodewire_invoices={"invoices": rows}))
+    stream = wallet.settled()
+    found = [await anext(stream), await anext(stream)]
+    assert [one.payment_hash for one in found] == [rows[2]["payment_hash"], rows[0]["payment_hash"]]
+    assert {one.preimage for one in found} == {"cd" * 32}
+
+
+LISTED = ROW | {"created_at": 5, "expires_at": 6}
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (None, "list of invoices is none"),
+        ({}, "list of invoices is none"),
+        (["x"], "list of invoices is none"),
+        ([LISTED, None], "list of invoices is none"),
+        ([LISTED | {"created_at": None}], "its created_at"),
+        ([LISTED | {"expires_at": -1}], "its expires_at"),
+        ([LISTED | {"state": "odd"}], "malformed"),
+    ],
+)
+async def test_a_list_of_invoices_that_is_none_is_a_lost_link(answering, rows, said):
+    wallet = await answering(says(nodewire_invoices={"invoices": rows}))
+    with pytest.raises(LinkLost, match=said):
+        await wallet._listed(0)
+
+
+async def test_a_wallet_that_was_closed_asks_over_a_new_connection(answering):
+    daemon = says(nodewire_balance={"msat": 7_000})
+    wallet = await answering(daemon)
+    for _ in range(2):
+        await wallet.close()
+        await wallet.close()
+        assert await wallet.balance_msat() == 7_000
+    assert len(daemon.asked) == 2

@@ -12,6 +12,7 @@ from aiohttp import web
 from nodewire.errors import (
     BadConfig,
     BadInput,
+    BadInvoice,
     LinkLost,
     NodewireError,
     NotAllowed,
@@ -21,6 +22,7 @@ from nodewire.errors import (
 )
 from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.wallet import Transfer
+from nodewire.pay.wallets import lnbits
 from nodewire.pay.wallets.lnbits import LnbitsWallet
 from tests.pay.pay_market import Market
 from tests.pay.wallets.services.lnbits_service import LnbitsService
@@ -231,3 +233,92 @@ def issued(created_at_s):
         expiry_s=60,
         description_hash="ab" * 32,
     ).bolt11
+
+
+def at_lnbits(answers):
+    """A service with an answer, or several in turn, to each call that a test names; the last one stays."""
+    first = {
+        "GET /wallet": [(200, {"name": "x", "balance": 0, "id": "w"})],
+        "POST /payments": [(201, {"bolt11": issued(int(time.time()))})],
+    }
+
+    async def answer(request):
+        call = f"{request.method} {request.path.removeprefix('/api/v1')}"
+        asked.append(call)
+        found = (first | answers)[call]
+        status, said = found.pop(0) if len(found) > 1 else found[0]
+        return web.json_response(said, status=status)
+
+    asked = answer.asked = []
+    return answer
+
+
+async def test_a_payment_on_its_way_is_looked_up_until_it_has_ended(answering):
+    rows = [ROW | {"payment_hash": "cd" * 32, "status": status} for status in ("pending", "success")]
+    record = f"GET /payments/{'cd' * 32}"
+    service = at_lnbits({record: [(200, {"details": row}) for row in rows]})
+    paid = await (await answering(service)).pay(issued(int(time.time())), max_fee_msat=0)
+    assert (paid.state, paid.payment_hash) == ("settled", "cd" * 32) and service.asked.count(record) == 2
+    waits = at_lnbits({record: [(200, {"details": rows[0]})]})
+    found = await (await answering(waits)).pay(issued(int(time.time())), max_fee_msat=0, timeout_s=0.0)
+    assert found.state == "pending" and waits.asked.count(record) == 1
+
+
+async def test_a_payment_that_it_began_and_does_not_know_is_a_lost_link(answering):
+    service = at_lnbits({f"GET /payments/{'cd' * 32}": [(404, {"detail": "Payment does not exist."})]})
+    with pytest.raises(LinkLost, match="does not know it"):
+        await (await answering(service)).pay(issued(int(time.time())), max_fee_msat=0)
+
+
+@pytest.mark.parametrize("made", [None, 7, ["lnbc"]])
+async def test_an_invoice_that_it_does_not_make_is_none(answering, made):
+    service = at_lnbits({"POST /payments": [(201, {"bolt11": made})]})
+    with pytest.raises(BadInvoice, match="made none") as refused:
+        await (await answering(service)).invoice(1_000, description="x", expiry_s=60)
+    assert refused.value.field == "bolt11"
+
+
+@pytest.mark.parametrize("expiry_s", [0, -1, invoices.MAX_EXPIRY_S + 1])
+async def test_an_expiry_out_of_range_is_not_asked_for(answering, expiry_s):
+    service = at_lnbits({})
+    with pytest.raises(BadInput) as refused:
+        await (await answering(service)).invoice(1_000, description="x", expiry_s=expiry_s)
+    assert refused.value.field == "expiry_s" and service.asked == []
+
+
+@pytest.mark.parametrize("data", [None, {}, "x"])
+async def test_a_list_of_payments_that_is_none_is_a_lost_link(answering, data):
+    wallet = await answering(at_lnbits({"GET /payments/paginated": [(200, {"data": data})]}))
+    with pytest.raises(LinkLost, match="list of payments is none"):
+        await wallet._listed(0)
+
+
+async def test_its_payments_are_read_page_by_page_until_those_that_are_too_old(answering, monkeypatch):
+    monkeypatch.setattr(lnbits, "_PAGE", 2)
+    came = [ROW | {"payment_hash": f"{n:064x}", "amount": 1_000 * n, "time": n} for n in range(1, 8)]
+    went = ROW | {"time": 5}
+    pages = [[came[6], came[5]], [went, came[4]], [came[3], came[2]], [came[1], came[0]]]
+    service = at_lnbits({"GET /payments/paginated": [(200, {"data": page}) for page in pages]})
+    found = await (await answering(service))._listed(4)
+    assert [one.transfer.amount_msat for one in found] == [4_000, 5_000, 6_000, 7_000]
+    assert service.asked == ["GET /payments/paginated"] * 3
+
+
+async def test_a_payment_without_any_moment_is_as_old_as_can_be(answering):
+    row = {name: value for name, value in ROW.items() if name != "time"}
+    service = at_lnbits({f"GET /payments/{'ab' * 32}": [(200, {"details": row})]})
+    assert (await (await answering(service)).lookup("ab" * 32, "out")).at_s == 0
+
+
+@pytest.mark.parametrize("data", [[7], [{"time": 9}], [ROW | {"time": "soon"}], [ROW | {"amount": "x"}]])
+async def test_a_list_whose_rows_are_malformed_is_a_lost_link(answering, data):
+    wallet = await answering(at_lnbits({"GET /payments/paginated": [(200, {"data": data})]}))
+    with pytest.raises(LinkLost):
+        await wallet._listed(0)
+
+
+@pytest.mark.parametrize("said", [{}, {"balance": None}, {"balance": "x"}])
+async def test_a_balance_that_is_none_is_a_lost_link(answering, said):
+    wallet = await answering(at_lnbits({"GET /wallet": [(200, said)]}))
+    with pytest.raises(LinkLost):
+        await wallet.balance_msat()

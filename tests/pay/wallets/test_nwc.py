@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import time
 from contextlib import AsyncExitStack
 
 import pytest
@@ -21,9 +23,10 @@ from nodewire.errors import (
 )
 from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts import payer as paying
+from nodewire.pay.lightning import invoices
 from nodewire.pay.wallets.nwc import Connection, NwcWallet
 from tests.pay.pay_market import Market
-from tests.pay.wallets.services.nwc_service import METHODS, NwcService
+from tests.pay.wallets.services.nwc_service import METHODS, NwcService, Refusal
 
 WALLET, SECRET = Keys(b"\x05" * 32).public, "71" * 32
 GOOD = f"nostr+walletconnect://{WALLET}?relay=wss://a.example&relay=wss://b.example&secret={SECRET}&lud16=x@y.example"
@@ -34,7 +37,7 @@ async def opened(open_wallet, relay_url):
     """`await opened(msat, **changes)` -> a service with these fields, and a wallet that is connected to it."""
     async with AsyncExitStack() as stack:
 
-        async def one(msat=0, timeout_s=3.0, **changes):
+        async def one(msat=0, timeout_s=60.0, **changes):
             service = NwcService(await open_wallet(msat), relay_url)
             for name, value in changes.items():
                 setattr(service, name, value)
@@ -275,3 +278,247 @@ async def test_a_payment_whose_answer_is_lost_is_made_once(opened, tmp_path, for
 async def market_pay(market):
     async with asyncio.timeout(20):
         return await market.pay()
+
+
+# Answers that are not what they should be
+
+
+def result(method, value):
+    return json.dumps({"result_type": method, "error": None, "result": value})
+
+
+def refusal(code):
+    return json.dumps({"result_type": "get_balance", "error": {"code": code, "message": "its words"}, "result": None})
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "said"),
+    [
+        ("[]", LinkLost, "is no object"),
+        ("{", LinkLost, "cannot be read"),
+        ("{}", LinkLost, "has no result"),
+        (result("get_balance", None), LinkLost, "has no result"),
+        (result("get_balance", [1]), LinkLost, "has no result"),
+        (result("get_info", {"balance": 1}), LinkLost, "has no result"),  # of another question
+        (result("get_balance", {}), LinkLost, "its balance is no amount"),
+        (result("get_balance", {"balance": -1}), LinkLost, "its balance is no amount"),
+        (result("get_balance", {"balance": "7"}), LinkLost, "its balance is no amount"),
+        (refusal("NOT_IMPLEMENTED"), Unsupported, "NOT_IMPLEMENTED: its words"),
+        (refusal("UNSUPPORTED_ENCRYPTION"), Unsupported, "its words"),
+        (refusal("RESTRICTED"), NotAllowed, "RESTRICTED: its words"),
+        (refusal("UNAUTHORIZED"), NotAllowed, "its words"),
+        (refusal("QUOTA_EXCEEDED"), PaymentFailed, "QUOTA_EXCEEDED: its words"),
+        (refusal("NOT_FOUND"), NotFound, "its words"),
+        (refusal(7), PaymentFailed, "7: its words"),
+    ],
+)
+async def test_an_answer_that_is_no_balance_is_the_error_that_it_means(opened, text, error, said):
+    service, wallet = await opened(7_000)
+    service.texts["get_balance"] = text
+    with pytest.raises(error, match=said) as told:
+        await wallet.balance_msat()
+    assert type(told.value) is error and told.value.field == ("payment_hash" if error is NotFound else "wallet")
+    del service.texts["get_balance"]
+    assert await wallet.balance_msat() == 7_000
+
+
+@pytest.mark.parametrize("methods", [None, "pay_invoice", {"pay_invoice": True}])
+async def test_a_wallet_that_does_not_say_its_methods_is_a_lost_link(opened, methods):
+    service, wallet = await opened()
+    service.texts["get_info"] = result("get_info", {"network": "regtest", "methods": methods})
+    with pytest.raises(LinkLost, match="says no methods"):
+        await wallet.info()
+
+
+async def test_a_wallet_that_makes_no_invoice_of_any_amount_is_not_paid_by_it(opened):
+    service, wallet = await opened()
+    service.texts["make_invoice"] = result("make_invoice", {"invoice": None})
+    info = await wallet.info()
+    assert "invoice" not in info.abilities and info.unit_msat == 1_000
+
+
+async def test_a_wallet_that_stops_to_make_invoices_is_found_out(opened):
+    service, wallet = await opened()
+    await wallet.info()
+    service.texts["make_invoice"] = result("make_invoice", {"invoice": 7})
+    with pytest.raises(BadInvoice, match="made none") as refused:
+        await wallet.invoice(21_000, description="x", expiry_s=60)
+    assert refused.value.field == "invoice"
+
+
+@pytest.mark.parametrize(
+    ("amount_msat", "expiry_s", "field"),
+    [(0, 60, "amount_msat"), (10**12, 60, "amount_msat"), (1_000, 0, "expiry_s"), (1_000, 10**9, "expiry_s")],
+)
+async def test_an_invoice_out_of_range_is_not_asked_for(opened, amount_msat, expiry_s, field):
+    service, wallet = await opened()
+    with pytest.raises(BadInput) as refused:
+        await wallet.invoice(amount_msat, description="x", expiry_s=expiry_s)
+    assert refused.value.field == field and service.asked == []
+
+
+@pytest.mark.parametrize("rows", [None, {}, ["x"], [None]])
+async def test_a_list_of_payments_that_is_none_is_a_lost_link(opened, rows):
+    service, wallet = await opened(methods=["get_info", "list_transactions"])
+    await wallet.info()
+    service.texts["list_transactions"] = result("list_transactions", {"transactions": rows})
+    with pytest.raises(LinkLost, match="its list of payments is none"):
+        await wallet.lookup("ab" * 32, "in")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"type": "both"}, "neither incoming nor outgoing"), ({"type": None}, "neither"), ({"amount": "x"}, "amount")],
+)
+async def test_a_payment_that_is_malformed_is_a_lost_link(opened, change, said):
+    service, wallet = await opened(methods=["get_info", "lookup_invoice"])
+    row = {"type": "incoming", "payment_hash": "ab" * 32, "amount": 5_000, "created_at": 9}
+    service.texts["lookup_invoice"] = result("lookup_invoice", row)
+    assert (await wallet.lookup("ab" * 32, "in")).state == "open"
+    service.texts["lookup_invoice"] = result("lookup_invoice", row | change)
+    with pytest.raises(LinkLost, match=said):
+        await wallet.lookup("ab" * 32, "in")
+
+
+@pytest.mark.parametrize("change", [{"type": "outgoing"}, {"payment_hash": "cd" * 32}])
+async def test_another_payment_than_was_asked_for_is_not_found(opened, change):
+    """Also where the wallet lists none."""
+    service, wallet = await opened(methods=["get_info", "lookup_invoice"])
+    row = {"type": "incoming", "payment_hash": "ab" * 32, "amount": 5_000, "created_at": 9}
+    service.texts["lookup_invoice"] = result("lookup_invoice", row | change)
+    with pytest.raises(NotFound) as missing:
+        await wallet.lookup("ab" * 32, "in")
+    assert missing.value.field == "payment_hash" and "list_transactions" not in service.asked
+
+
+async def test_a_wallet_that_only_lists_is_looked_up_in_its_list(opened):
+    _, payee = await opened()
+    service, wallet = await opened(50_000)
+    service.methods = ["get_info", "make_invoice", "pay_invoice", "list_transactions"]
+    paid = await wallet.pay((await payee.invoice(5_000, description="x", expiry_s=60)).bolt11, max_fee_msat=1_000)
+    for _ in range(3):
+        await wallet.pay((await payee.invoice(1_000, description="x", expiry_s=60)).bolt11, max_fee_msat=1_000)
+    assert await wallet.lookup(paid.payment_hash, "out") == paid
+    with pytest.raises(NotFound):
+        await wallet.lookup("ab" * 32, "out")
+    with pytest.raises(NotFound):
+        await wallet.lookup(paid.payment_hash, "in")
+    assert "lookup_invoice" not in service.asked
+
+
+@pytest.mark.parametrize("payment_hash", ["", "ab", "AB" * 32, "zz" * 32])
+async def test_what_is_no_payment_hash_is_not_looked_up(opened, payment_hash):
+    service, wallet = await opened()
+    with pytest.raises(BadInput) as refused:
+        await wallet.lookup(payment_hash, "in")
+    assert refused.value.field == "payment_hash" and service.asked == []
+
+
+def bill(amount_msat, age_s=0):
+    """Another node's invoice."""
+    return invoices.issue(
+        b"\x07" * 32,
+        network="bcrt",
+        amount_msat=amount_msat,
+        payment_hash="ef" * 32,
+        created_at_s=int(time.time()) - age_s,
+        expiry_s=600,
+        description="x",
+    )
+
+
+async def test_what_cannot_be_paid_is_not_sent_to_the_wallet(opened):
+    service, wallet = await opened(50_000, rounds=True)
+    for invoice, said in ((bill(999), "999 msat, and the wallet sends 1000 or more"), (bill(5_000, 700), "expired")):
+        with pytest.raises(PaymentFailed, match=said) as failed:
+            await wallet.pay(invoice.bolt11, max_fee_msat=0)
+        assert failed.value.field == "invoice"
+    assert "pay_invoice" not in service.asked
+
+
+async def test_a_payment_that_hangs_is_pending_until_nobody_waits_and_is_sent_once(opened):
+    service, wallet = await opened(50_000)
+    invoice = bill(5_000)
+
+    async def hanging(invoice):
+        await service._entered(invoices.decode(invoice), "outgoing")
+        await asyncio.Event().wait()
+
+    service.pay_invoice = hanging
+    for _ in range(2):
+        assert (await wallet.pay(invoice.bolt11, max_fee_msat=0, timeout_s=0.1)).state == "pending"
+    assert service.asked.count("pay_invoice") == 1
+
+
+@pytest.mark.parametrize("said", [{}, {"preimage": 7}, {"preimage": "00" * 32}, {"preimage": "é"}])
+async def test_a_wallet_that_forgets_what_it_paid_and_shows_no_preimage_has_not_said_that_it_paid(opened, said):
+    service, wallet = await opened(50_000, forgets=True)
+    service.texts["pay_invoice"] = result("pay_invoice", {"fees_paid": 1, **said})
+    _, payee = await opened()
+    invoice = await payee.invoice(5_000, description="x", expiry_s=60)
+    with pytest.raises(TimedOut, match="neither knows of it nor shows the preimage"):
+        await wallet.pay(invoice.bolt11, max_fee_msat=1_000)
+
+
+@pytest.mark.parametrize("fee", ["much", -1, 1.5, True, [1]])
+async def test_a_fee_that_is_no_number_is_a_lost_link(opened, fee):
+    service, wallet = await opened(50_000)
+    _, payee = await opened()
+    paid = await wallet.pay((await payee.invoice(5_000, description="x", expiry_s=60)).bolt11, max_fee_msat=1_000)
+    looking = service.lookup_invoice
+
+    async def odd(**asked):
+        return await looking(**asked) | {"fees_paid": fee}
+
+    service.lookup_invoice = odd
+    with pytest.raises(LinkLost, match="fees_paid is no amount"):
+        await wallet.lookup(paid.payment_hash, "out")
+
+
+async def test_a_payment_that_the_wallet_refuses_fails_in_its_words(opened):
+    service, wallet = await opened(50_000)
+
+    async def refuse(invoice):
+        raise Refusal("INSUFFICIENT_BALANCE", "not so much")
+
+    service.pay_invoice = refuse
+    with pytest.raises(PaymentFailed, match="INSUFFICIENT_BALANCE: not so much"):
+        await wallet.pay(bill(5_000).bolt11, max_fee_msat=0)
+
+
+async def test_a_settled_invoice_that_is_listed_without_its_preimage_is_looked_up(opened):
+    _, payer = await opened(50_000)
+    service, wallet = await opened()
+    invoice = await wallet.invoice(5_000, description="x", expiry_s=60)
+    paid = await payer.pay(invoice.bolt11, max_fee_msat=1_000)
+    listing = service.list_transactions
+
+    async def without(**asked):
+        rows = (await listing(**asked))["transactions"]
+        return {"transactions": [{name: value for name, value in row.items() if name != "preimage"} for row in rows]}
+
+    service.list_transactions = without
+    async with asyncio.timeout(20):
+        receipt = await anext(wallet.settled())
+    assert (receipt.payment_hash, receipt.preimage) == (invoice.payment_hash, paid.preimage)
+
+
+async def test_a_wallet_whose_info_no_relay_has_is_spoken_with_by_nip44(opened):
+    _, wallet = await opened(7_000, announces=False)
+    assert await wallet.balance_msat() == 7_000 and wallet._encryption == "nip44_v2"
+
+
+async def test_a_list_of_both_kinds_is_sorted_by_who_asks(opened):
+    service, wallet = await opened(methods=["get_info", "list_transactions"])
+    rows = [
+        {"type": kind, "payment_hash": f"{n:064x}", "amount": 1_000 * n, "created_at": n}
+        for n, kind in enumerate(["incoming", "outgoing"] * 15, 1)
+    ]
+
+    async def mixed(type, limit, offset, **asked):
+        return {"transactions": rows[offset : offset + limit]}
+
+    service.list_transactions = mixed
+    for direction, first in (("in", 0), ("out", 1)):
+        found = await wallet._transactions(direction, 0)
+        assert [row["payment_hash"] for row in found] == [row["payment_hash"] for row in rows[first::2]]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from nodewire.errors import NoProvider
 from nodewire.plan.place.model import Placement, Stage
-from nodewire.plan.place.rebalance import Balance, Came, Rules, Tick, Went, step
+from nodewire.plan.place.rebalance import Arrival, Balance, Departure, Rules, Tick, step
 
 TASKS = 6
 ROOMS = (3, 2, 2, 6, 1, 4)
@@ -37,21 +37,21 @@ def balance(*stages: Stage) -> Balance:
 
 def test_who_comes_takes_what_helps_most_and_nobody_else_moves():
     before = balance(Stage(1, 0, 2), Stage(3, 0, 6))
-    after, moves = step(before, Came(5, 0), RULES)
+    after, moves = step(before, Arrival(5, 0), RULES)
     assert moves == (Stage(5, 2, 6),)
     assert set(before.stages) < set(after.stages)
 
 
 def test_who_goes_while_others_hold_the_same_moves_nobody():
     before = balance(Stage(1, 4, 6), Stage(3, 0, 6))
-    after, moves = step(before, Went(1, 0), RULES)
+    after, moves = step(before, Departure(1, 0), RULES)
     assert moves == ()
     assert after.stages == (Stage(3, 0, 6),)
 
 
 def test_a_task_that_lost_its_last_holder_goes_to_one_whose_own_are_held_elsewhere():
     before = balance(Stage(0, 0, 3), Stage(1, 0, 2), Stage(5, 2, 6))
-    after, moves = step(Balance(before.nodes | {3}, before.stages), Went(5, 0), RULES)
+    after, moves = step(Balance(before.nodes | {3}, before.stages), Departure(5, 0), RULES)
     assert moves == (Stage(3, 3, 6),)
     assert after.placement().is_complete(TASKS)
 
@@ -69,7 +69,7 @@ def test_a_better_plan_waits_for_its_time_and_must_be_worth_it():
 
 def test_with_nobody_who_could_what_is_held_stays():
     before = balance(Stage(0, 0, 3), Stage(5, 2, 6))
-    after, moves = step(before, Went(5, 0), RULES)
+    after, moves = step(before, Departure(5, 0), RULES)
     assert (after.stages, moves) == ((Stage(0, 0, 3),), ())
     with pytest.raises(NoProvider):
         plan(frozenset((0,)))
@@ -82,7 +82,7 @@ def test_everything_is_held_whenever_those_who_are_there_have_room(events):
     there: set[int] = set()
     for at_ms, (comes, node) in enumerate(events):
         (there.add if comes else there.discard)(node)
-        state, moves = step(state, Came(node, at_ms) if comes else Went(node, at_ms), RULES)
+        state, moves = step(state, Arrival(node, at_ms) if comes else Departure(node, at_ms), RULES)
         assert state.nodes == there
         assert {stage.node for stage in state.stages} <= there
         assert all(stage.end - stage.first <= ROOMS[stage.node] for stage in state.stages)

@@ -15,7 +15,7 @@ from nodewire.protocol.speculation.frame_meta import Fences, is_computed, packed
 from nodewire.protocol.speculation.plain_history import History
 from nodewire.protocol.tensors.frame import Array, Frame
 
-PROMPT, CHUNK, LOOKAHEAD = 3, 4, 8
+PROMPT, CHUNK, LOOKAHEAD, WIDTH = 3, 4, 8, 2
 
 
 def row(number: int) -> bytes:
@@ -29,7 +29,7 @@ def frame(seq, pos, numbers, *, epoch=0, chunk=None, parents=None, keep=None, **
         meta["parents"] = packed(tuple(parents))
     if keep is not None:
         meta["keep"] = packed(tuple(keep))
-    tensor = Array("float32", (1, len(numbers), 2), b"".join(map(row, numbers)))
+    tensor = Array("float32", (1, len(numbers), WIDTH), b"".join(map(row, numbers)))
     return Frame("hidden", seq, (tensor,), meta)
 
 
@@ -172,8 +172,8 @@ def test_a_chunk_is_closed_in_its_turn_and_when_all_its_positions_have_rows():
 
 def test_a_frame_that_was_not_computed_leaves_its_positions_without_rows():
     history = begun()
-    history.append(without_rows("hidden", frame(1, 3, [1, 2]), "float32"))
-    history.append(without_rows("hidden", frame(2, 5, [3]), "float32"))
+    history.append(without_rows("hidden", frame(1, 3, [1, 2]), "float32", WIDTH))
+    history.append(without_rows("hidden", frame(2, 5, [3]), "float32", WIDTH))
     with pytest.raises(BadFrame):
         history.append(frame(3, 6, [4]))  # as if they had been
     history.append(frame(3, 3, [4], epoch=1))
@@ -192,7 +192,7 @@ def test_rows_of_one_chunk_are_bounded_whoever_makes_them():
     with pytest.raises(BadFrame):
         while True:
             seq += 1
-            empty.append(without_rows("hidden", frame(seq, 3, [1], epoch=seq), "float32"))
+            empty.append(without_rows("hidden", frame(seq, 3, [1], epoch=seq), "float32", WIDTH))
     assert seq == 2 * CHUNK + 64 + 1
 
 
@@ -205,7 +205,7 @@ def test_what_was_not_computed_counts_to_the_chunk_of_what_it_stands_for():
     for seq in range(3, 2 * CHUNK + 64):
         one = frame(seq, 6 + seq % 2, [1], epoch=seq)
         came.append(one)
-        made.append(without_rows("hidden", one, "float32") if seq % 2 else one)
+        made.append(without_rows("hidden", one, "float32", WIDTH) if seq % 2 else one)
         assert all(made._counted[chunk] <= came._counted[chunk] for chunk in made._counted)
 
 
@@ -330,7 +330,7 @@ def test_whatever_a_driver_sends_a_stage_can_compute_what_is_left_of_it_and_noth
                 taken = waiting.popleft()
                 is_void = not is_computed(taken) or fences.void(taken)
                 came.append(taken)
-                outs.append(without_rows("hidden", taken, "float32") if is_void else taken)
+                outs.append(without_rows("hidden", taken, "float32", WIDTH) if is_void else taken)
                 made.append(outs[-1])
                 assert agree(came, made)
                 assert is_void or live(came) == live(made)

@@ -6,7 +6,7 @@ import pytest
 from nodewire.errors import BadEvent, BadInput, BadQuorum, BadTag, BadVersion
 from nodewire.nostr.event import sign
 from nodewire.protocol.committee import quorum_certificate as certificates
-from nodewire.protocol.verification import verdict
+from nodewire.protocol.verification import complaint, verdict
 from nodewire.protocol.verification.verdict import Certificate, Verdict
 from tests.protocol.committee.actors import committee, digest, keys
 
@@ -163,3 +163,39 @@ def test_an_epochs_certificate_is_no_verdict_and_a_verdict_no_epochs():
     event = verdict.build(keys("anyone"), certified(), created_at=6)
     with pytest.raises(BadInput):
         certificates.parse(event)
+
+
+IN_DOUBT = {"outcome": "unsure", "culprit": LIAR, "verifiers": ()}
+WITHHELD = {"outcome": "withheld", "culprit": "", "verifiers": ()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"verifiers": ((VERIFIER, True), (VERIFIER, False))}, "one stands twice"),
+        ({"culprit": VERIFIER}, "by nobody else"),
+        ({"outcome": "pass", "culprit": VERIFIER}, "no verifier that disagreed"),
+        ({"accomplices": (VERIFIER,)}, "no verifier that disagreed with a fail"),
+        ({"accomplices": (LIAR, LIAR)}, "accomplices: one stands twice"),
+        ({"outcome": "unsure"}, "nobody is convicted in doubt"),
+        ({**IN_DOUBT, "equivocated": ("stage.0", 1), "culprit": ""}, "convicts the producer"),
+        ({**IN_DOUBT, "equivocated": ("stage.0", 1), "verifiers": ((VERIFIER, True),)}, "input is not known"),
+        ({**IN_DOUBT, "equivocated": ("stage.0", 4)}, "a later chunk"),
+        ({**WITHHELD, "claimed": digest("claim")}, "a claim without an amount"),
+        ({**WITHHELD, "claimed_msat": 5}, "an amount without a claim"),
+        ({"price_msat": 5}, "only what passed counts"),
+        (
+            {**WITHHELD, "claimed": digest("claim"), "claimed_msat": 5, "verifiers": ((VERIFIER, True),)},
+            "nobody verified",
+        ),
+    ],
+)
+def test_a_verdict_that_contradicts_itself_is_refused(changes, reason):
+    with pytest.raises(ValueError, match=reason):
+        said(**changes)
+
+
+def test_a_verdict_on_a_claim_has_the_claims_key_and_one_on_work_the_samples():
+    on_a_claim = said(**WITHHELD, claimed=digest("claim"), claimed_msat=5)
+    assert on_a_claim.key == complaint.case_key(PROVIDER, digest("request"), digest("claim"))
+    assert on_a_claim.key != said(**WITHHELD).key == said().key

@@ -79,7 +79,7 @@ async def following(record, monkeypatch, works=None):
     monkeypatch.setattr(JobVerifier, "_verify", verify)
     verifying = JobVerifier(
         keys=ME, market=record, relays=record, node=None, job_kinds={}, held=Specializations(),
-        ports=VerifierPorts(commit=None, keep=None, publish=None, is_paid=None),
+        ports=VerifierPorts(commit=None, keep=None, is_paid=None),
     )  # fmt: skip
     running = asyncio.create_task(verifying.run())
     try:
@@ -238,22 +238,16 @@ async def test_nobody_computes_for_a_customer_who_does_not_pay_for_it(record, mo
         computed.append(sample.chunk)
         raise NotFound("inputs", "enough is known")
 
-    reported = []
-
-    async def report(self, *what):
-        reported.append(what)
-
     monkeypatch.setattr(JobVerifier, "_compute", compute)
-    monkeypatch.setattr(JobVerifier, "_report", report)
     monkeypatch.setattr(module.asyncio, "sleep", _brief(asyncio.sleep))
     verifying = JobVerifier(
         keys=ME, market=record, relays=record, node=None, job_kinds={}, held=Specializations(),
-        ports=VerifierPorts(commit=None, keep=None, publish=None, is_paid=payments),
+        ports=VerifierPorts(commit=None, keep=None, is_paid=payments),
     )  # fmt: skip
     monkeypatch.setattr(JobVerifier, "_epoch", lambda self: record.number)
     (sample, *_) = await record.drawn()
     verifying._requests[sample.request] = record.request
     with pytest.raises(NotFound if computes else NotAllowed):
         await verifying._verify(sample, record.number)
-    assert bool(computed) == bool(reported) == computes
+    assert bool(computed) == computes
     assert payments.number == 1  # this node does not hold the manifest, which would tell whether there is a context

@@ -71,7 +71,7 @@ async def refused(market):
     driver = next(run for run in market.runs.values() if run.drives)
     said = next(f for f in map(market.parsed, market.events) if f and f.status == "error" and not f.by)
     assert said.provider == driver._context.keys.public
-    why = feedback.Why.parse(nip44.decrypt(said.ciphertext, nip44.conversation_key(CUSTOMER, said.provider)))
+    why = feedback.ErrorDetail.parse(nip44.decrypt(said.ciphertext, nip44.conversation_key(CUSTOMER, said.provider)))
     assert any(isinstance(one, NodewireError) for one in ended.value.exceptions)
     return said, why
 

@@ -26,8 +26,8 @@ from nodewire.errors import (
     WorkerFailed,
 )
 from nodewire.kind import Job
-from nodewire.llm.checkpoint.splitter import split_decoder
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.llm.tokens.sampling_params import Sampling
 from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts.debts import Key
@@ -146,8 +146,12 @@ def make_market(
     params=None,
     prefixes=NOBODYS,
 ):
-    """A job's nodes; with the policy "sampled" they keep frames and sign what they send, each in a spool of its own."""
-    registration = split_decoder(folder, 1_100_000, tmp_path, slots=1, name="tiny")
+    """A job's nodes; its driver is a "provider", "local", or "lent" both ends.
+
+    With the policy "sampled" they keep frames and sign what they send, each in a spool of its own.
+    """
+    options = DecoderOptions(lend=driver == "lent")
+    registration = split_decoder(folder, 1_100_000, tmp_path, slots=1, name="tiny", options=options)
     manifest, actors = registration.manifest.model_copy(update={"chunk": chunk}), prefixes.actors or load(registration)
     providers = [Keys(bytes([i + 1]) * 32) for i in range(len(manifest.tasks))]
     plan = Plan(
@@ -237,7 +241,7 @@ async def served(market, prompt=PROMPT):
 
 async def test_a_prompt_that_a_stage_has_had_costs_what_the_ad_says_and_gives_the_same_roots(folder, tmp_path):
     """Of a page's length: in this process nobody cuts longer ones into pages."""
-    whole = Whole(folder)
+    whole = LocalDecoder(folder)
     prompt = "a" * (64 - len(whole.tokenizer.encode("")))
     actors, found = None, []
     jobs = (CUSTOMER.public, CUSTOMER.public, "somebody else", "")
@@ -255,7 +259,7 @@ async def test_a_prompt_that_a_stage_has_had_costs_what_the_ad_says_and_gives_th
 
 
 async def test_the_tokens_are_those_of_the_whole_model(market, folder):
-    whole = Whole(folder)
+    whole = LocalDecoder(folder)
     expected = list(whole.tokens(whole.tokenizer.encode(PROMPT), Sampling(150)))
     assert await served(market) == expected
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from nodewire.errors import BadFrame, NodewireError, OverBudget, TimedOut
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.llm.speculation.proposer import Candidate
 from nodewire.llm.tokens.sampling_params import Sampling
 from nodewire.protocol.job.chunk_close import Close
@@ -34,7 +34,7 @@ from tests.provider.inference.test_provider_job import (  # noqa: F401
 
 @pytest.fixture(scope="module")
 def truth(folder):  # noqa: F811
-    whole = Whole(folder)
+    whole = LocalDecoder(folder)
     prompt = whole.tokenizer.encode(PROMPT)
     return SimpleNamespace(prompt=len(prompt), ids=list(whole.tokens(prompt, Sampling(150))))
 
@@ -201,6 +201,13 @@ def hidden(driver, seq, pos, rows=1, chunk=None, ids=(1,), **meta):
     return Frame("hidden.0", seq, (tensor,), {"pos": pos, "chunk": chunk, "tokens": rows, **meta})
 
 
+def ids(driver, seq, pos, rows=1, chunk=None, **meta):
+    """The same where the stage has the embedding."""
+    chunk = 1 + (pos - 1) // 16 if chunk is None else chunk
+    tensor = Array("int64", (1, rows, 1), (1).to_bytes(8, "little") * rows)
+    return Frame("hidden.0", seq, (tensor,), {"pos": pos, "chunk": chunk, "tokens": rows, **meta})
+
+
 async def refused(market, *frames):
     """How the first stage's part of a job ends that is sent these after a prompt of one position."""
     stage = list(market.runs.values())[1]
@@ -261,8 +268,13 @@ async def test_a_rewind_into_a_closed_chunk_is_refused(folder, tmp_path, truth):
     await closed
 
 
-async def test_what_a_newer_epoch_makes_void_is_not_computed(folder, tmp_path, truth):  # noqa: F811
-    market = guessing(folder, tmp_path, truth, chunk=16)
+@pytest.mark.parametrize("lend", [False, True])
+async def test_what_a_newer_epoch_makes_void_is_not_computed(folder, tmp_path, truth, lend):  # noqa: F811
+    """Nor is it where ids come in and rows go out: what stands for it has the width of those rows."""
+    if lend:
+        market = make_market(folder, tmp_path, lookahead=8, chunk=16, driver="lent")
+    else:
+        market = guessing(folder, tmp_path, truth, chunk=16)
     stage = list(market.runs.values())[1]
     driver, computed = market.actors[market.manifest.driver.name], []
     receive = stage._worker._worker.receive
@@ -273,12 +285,13 @@ async def test_what_a_newer_epoch_makes_void_is_not_computed(folder, tmp_path, t
 
     stage._worker._worker.receive = counted
     queue = market.hub.queues[stage._context.keys.public]
+    sent = ids if lend else hidden
     for frame in (
-        hidden(driver, 0, 0, chunk=0),
-        hidden(driver, 1, 1),
-        hidden(driver, 2, 2),
-        hidden(driver, 3, 3, rows=3),
-        hidden(driver, 4, 2, epoch=1),
+        sent(driver, 0, 0, chunk=0),
+        sent(driver, 1, 1),
+        sent(driver, 2, 2),
+        sent(driver, 3, 3, rows=3),
+        sent(driver, 4, 2, epoch=1),
     ):
         queue.put_nowait(frame)
     running = asyncio.create_task(stage.run())
@@ -286,6 +299,7 @@ async def test_what_a_newer_epoch_makes_void_is_not_computed(folder, tmp_path, t
     async with asyncio.timeout(60):
         outs = [await consumer.get() for _ in range(5)]
     assert computed == [0, 1, 4]
+    assert len({(out.tensors[0].dtype, out.tensors[0].shape[2]) for out in outs}) == 1
     assert [(out.seq, out.tensors[0].shape[1], out.meta.get("epoch", 0)) for out in outs] == [
         (0, 1, 0),
         (1, 1, 0),
@@ -337,7 +351,8 @@ async def test_a_return_that_was_not_computed_for_a_guess_that_stands_is_refused
     put = last._mailbox.put
 
     async def lazy(frame):
-        await put(without_rows(frame.edge, frame, "float32") if frame.seq == 5 else frame)
+        width = frame.tensors[0].shape[2]
+        await put(without_rows(frame.edge, frame, "float32", width) if frame.seq == 5 else frame)
 
     last._mailbox.put = lazy
     with pytest.raises(ExceptionGroup) as ended:

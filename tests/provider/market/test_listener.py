@@ -10,7 +10,7 @@ from nodewire.errors import BadConfig
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
 from nodewire.provider.market.listener import open_wire
-from nodewire.wire.nat.relay_server import Splicer
+from nodewire.wire.nat.splice_server import Splicer
 from nodewire.wire.node import Node
 
 

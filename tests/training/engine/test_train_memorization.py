@@ -21,25 +21,26 @@ from tests.training.engine.cheats import Delivery, Scene
 
 torch.set_num_threads(1)
 SHARDS, STEPS, SEGMENT = 2, 4_000, 50
+BURST_STEPS, BURST_SEGMENT = 2_000, 8
 
 
-def by_heart(seed: int, rounds: int) -> Scene:
-    """Digits after so many rounds of 250 passes each."""
+def by_heart(seed: int, rounds: int, *, steps: int = STEPS, segment: int = SEGMENT, lr: str = "0.003") -> Scene:
+    """Digits after so many rounds; of 4,000 steps each is 250 passes."""
     recipe = Recipe.from_document(
         {
             "v": 1,
             "name": "memorized",
             "seed": seed,
-            "steps": STEPS,
+            "steps": steps,
             "batch": 32,
             "rounds": 3,
             "loss": "cross_entropy",
             "family": {"name": "mlp", "inputs": 64, "hidden": [64], "classes": 10},
             "data": {"layout": "arrays"},
-            "inner": {"optimizer": "adamw", "lr": "0.003"},
+            "inner": {"optimizer": "adamw", "lr": lr},
             "outer": {"method": "nesterov", "lr": "0.7", "momentum": "0.9"},
             "compression": {"method": "int8"},
-            "audit": {"segment": SEGMENT},
+            "audit": {"segment": segment},
         }
     )
     theta = bare_loop.run(recipe, dataset(), SHARDS, rounds=rounds)[0]
@@ -48,21 +49,25 @@ def by_heart(seed: int, rounds: int) -> Scene:
 
 
 def off(of: Scene, delivery: Delivery, index: int, segment: int) -> float:
-    inputs = segments.RoundInputs(of.theta, of.shards[index], STEPS)
+    inputs = segments.RoundInputs(of.theta, of.shards[index], of.recipe.steps)
     return segments.recomputed(of.trainer, delivery.claim, inputs, segment, delivery.reveal, delivery.packed)
 
 
 @pytest.fixture(scope="module")
 def bursts():
     """A round in which a rare sample is still got wrong now and then, its work, whose gradients vanish between, and
-    the segments that look as if their moments were made up. Which seed has one depends on the machine's arithmetic."""
-    for seed in range(1002, 1034):
-        of = by_heart(seed, 1)
+    the segments that look as if their moments were made up.
+
+    Which seed has one depends on the machine's arithmetic. Long steps are wrong more often, and short segments begin
+    soon after: most seeds have one.
+    """
+    for seed in range(1002, 1018):
+        of = by_heart(seed, 1, steps=BURST_STEPS, segment=BURST_SEGMENT, lr="0.02")
         delivery = cheats.deliver(of, 1, *cheats.worked(of, 1))
         pairs = enumerate(itertools.pairwise(delivery.snapshots), 1)
         if alarming := [at for at, (before, after) in pairs if segments.is_charged(of.recipe, before, after)]:
             return of, delivery, alarming
-    raise AssertionError("no seed of 32 has such a round")
+    raise AssertionError("none of 16 seeds has such a round")
 
 
 def standing_still() -> Scene:
@@ -84,7 +89,7 @@ def test_moments_that_were_made_up_are_found_out_there_too(bursts):
     start = delivery.snapshots[alarming - 1]
     power = {"first": 1e3, "second": 1e6}
     loaded = replace(start, moments={name: power[name] * moment for name, moment in start.moments.items()})
-    after = of.trainer.segment(loaded, of.shards[1], of.round, 1, SEGMENT)
+    after = of.trainer.segment(loaded, of.shards[1], of.round, 1, BURST_SEGMENT)
     snapshots = [*delivery.snapshots[: alarming - 1], loaded, after, *delivery.snapshots[alarming + 1 :]]
     forged = cheats.deliver(of, 1, {n: t - of.theta[n] for n, t in snapshots[-1].theta.items()}, snapshots)
     assert off(of, forged, 1, alarming) == float("inf")

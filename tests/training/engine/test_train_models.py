@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from nodewire.errors import BadInput, BadRecipe, BadTask
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.llm.tokens.sampling_params import parse_params
 from nodewire.llm.tokens.tokenizer import Tokenizer
 from nodewire.training.engine import bare_loop, data, sample_files, state
@@ -43,7 +43,7 @@ def test_a_trained_byte_decoder_is_served_by_nodewire_and_read_by_transformers(n
     text = bytes(held_out.tensors["ids"][: of.data.window].tolist()).decode()
     ids = torch.tensor([list(text.encode())])
     wanted = trainer.outputs(theta, (F.pad(ids, (0, 1)),))[0]
-    whole = Whole(tmp_path, context=of.family.positions, dtype="float32")
+    whole = LocalDecoder(tmp_path, context=of.family.positions, dtype="float32")
     torch.testing.assert_close(whole.logits(ids[0].tolist()), wanted[-1], rtol=1e-3, atol=1e-4)
     assert list(whole.generate(text, parse_params({"max_tokens": 4}, of.family.positions)))
     with torch.no_grad():

@@ -27,12 +27,14 @@ from nodewire.training.protocol.recipe import Compression, Recipe
 from tests.kinds.digits import RECIPE, dataset
 from tests.training import small_market
 from tests.training.fedstr_customer import customer, hosting, inputs, params, save, sealed, stepped, why
-from tests.training.small_market import DEPOSIT_MSAT, LEAST_MSAT, OPENING_MSAT, Conduct, provider
+from tests.training.small_market import LEAST_MSAT, OPENING_MSAT, Conduct, provider
 
 torch.set_num_threads(1)
 TWO_ROUNDS = RECIPE.model_copy(update={"rounds": 2})
 SHARD = data.split(dataset(), 1, TWO_ROUNDS).shards[0].packed
 THETA = {name: tensor.numpy() for name, tensor in initial(TWO_ROUNDS).items()}
+IN_SATS_MSAT = 2_000 + 6_000
+"""What a round is paid with: a deposit of 1.751 sat, a balance of 5.25 sat, and what is over."""
 
 
 @pytest.fixture
@@ -82,8 +84,8 @@ async def test_a_plain_customer_buys_two_chained_rounds_and_gets_what_the_bare_l
         assert one.said(second)[0] == "payment-required" and "processing" in one.said(second)
     expected, _ = bare_loop.run(TWO_ROUNDS, dataset(), 1)
     assert same(theta, expected)
-    assert one.paid_msat == 2 * LEAST_MSAT
-    assert await market.balance_msat("ada") == 2 * LEAST_MSAT
+    assert one.paid_msat == 2 * IN_SATS_MSAT
+    assert await market.balance_msat("ada") == 2 * IN_SATS_MSAT
 
 
 async def test_an_encrypted_request_of_plain_parameters_and_sealed_files_is_the_recipe_that_they_say(market, host):
@@ -142,13 +144,13 @@ async def test_who_does_not_pay_the_deposit_gets_nothing_trained(market, host, m
     ):
         request = await one.ask(ada.public, round_of(host))
         asked = await one.answer(request, "payment-required")
-        assert next(tag for tag in asked.tags if tag[0] == "amount")[1] == str(DEPOSIT_MSAT)
+        assert next(tag for tag in asked.tags if tag[0] == "amount")[1] == "2000"
         assert why(await one.answer(request, "error")) == "payment-required"
         assert "shard" in edges and "train" not in edges
         with pytest.raises(PaymentFailed):  # nobody can pay for what will not come
             await one.pay(asked)
         await one.buy(ada.public, round_of(host))  # which was no debt
-    assert await market.balance_msat("ada") == LEAST_MSAT
+    assert await market.balance_msat("ada") == IN_SATS_MSAT
 
 
 async def test_who_does_not_pay_the_balance_is_refused_until_it_has(market, host, monkeypatch):
@@ -166,7 +168,7 @@ async def test_who_does_not_pay_the_balance_is_refused_until_it_has(market, host
         await one.pay(result)
         await market.booked("ada", LEAST_MSAT)
         await one.buy(ada.public, round_of(host), created_at=int(later.time()))
-    assert await market.balance_msat("ada") == 2 * LEAST_MSAT
+    assert await market.balance_msat("ada") == 2 * IN_SATS_MSAT
 
 
 async def test_results_that_wait_for_their_balance_are_not_without_end(market, host):
@@ -182,7 +184,7 @@ async def test_results_that_wait_for_their_balance_are_not_without_end(market, h
             await one.pay(result)
         await market.booked("ada", 2 * LEAST_MSAT)
         await one.buy(ada.public, round_of(host, number=1, index=2))
-    assert await market.balance_msat("ada") == 3 * LEAST_MSAT
+    assert await market.balance_msat("ada") == 3 * IN_SATS_MSAT - 2_000  # what was ahead has paid the third deposit
 
 
 NAN = THETA | {"layers.0.bias": np.full(32, np.nan, np.float32)}
@@ -277,7 +279,7 @@ async def test_what_cannot_be_served_is_refused_before_anybody_pays(market, host
         assert (one.said(request), why(said)) == (["error"], code)
         assert "train" not in edges
         await one.buy(ada.public, round_of(host))  # and its worker is free again
-    assert await market.balance_msat("ada") == LEAST_MSAT
+    assert await market.balance_msat("ada") == IN_SATS_MSAT
 
 
 async def test_a_private_address_is_not_dialled_without_leave(market, host):
@@ -324,7 +326,7 @@ async def test_who_finds_all_workers_training_hears_it(market, host):
         assert why(await one.answer(second, "busy")) == "busy"
         await one.pay(asked)
         await one.pay(await one.answer(first, "result"))
-    assert await market.balance_msat("ada") == LEAST_MSAT
+    assert await market.balance_msat("ada") == IN_SATS_MSAT
 
 
 async def test_work_is_asked_for_and_dates_are_of_today(market, host):
@@ -379,7 +381,7 @@ async def test_a_provider_that_dies_goes_on_is_paid_once_and_serves_nothing_twic
         assert (one.said(request), edges.count("train")) == (said, trained)
         expected, _ = bare_loop.run(TWO_ROUNDS, dataset(), 1, rounds=1)
         assert same(stepped(THETA, await one.update(result)), expected)
-    assert await market.balance_msat("ada") == LEAST_MSAT
+    assert await market.balance_msat("ada") == IN_SATS_MSAT
 
 
 async def test_a_provider_that_dies_after_everything_that_it_says_asks_and_is_paid_for_each_thing_once(market, host):
@@ -413,4 +415,4 @@ async def test_a_provider_that_dies_after_everything_that_it_says_asks_and_is_pa
     assert told >= {(7000, "payment-required"), (7000, "processing"), (6000, None)}
     assert len([tag for tag in asked if len(tag) > 2]) == 2  # the same invoices, however often
     assert same(theta, bare_loop.run(TWO_ROUNDS, dataset(), 1, rounds=1)[0])
-    assert await market.balance_msat("ada") == LEAST_MSAT == one.paid_msat
+    assert await market.balance_msat("ada") == IN_SATS_MSAT == one.paid_msat

@@ -39,7 +39,7 @@ class Killed(BaseException):
     """The process ends here."""
 
 
-class Mortal:
+class SingleProcess:
     """Dies before and after every write, each once (of each type of event); the dead write nothing."""
 
     def __init__(self, monkeypatch, writes) -> None:
@@ -80,7 +80,7 @@ async def paid_once(market, done, *names: str) -> None:
 
 
 async def test_a_customer_dies_before_and_after_each_of_its_writes(market, monkeypatch):
-    mortal = Mortal(monkeypatch, CUSTOMER)
+    mortal = SingleProcess(monkeypatch, CUSTOMER)
     async with provider(market, "ada"), asyncio.timeout(200):
         while True:
             mortal.dead.clear()
@@ -101,7 +101,7 @@ async def test_a_provider_dies_before_and_after_each_of_its_writes(market, monke
     monkeypatch.setattr("nodewire.training.customer.market.shard_assignment.ANSWER_S", 3.0)
     monkeypatch.setattr("nodewire.training.customer.market.shard_assignment.FIND_S", 1.0)
     monkeypatch.setattr("nodewire.protocol.model.inline_blob.MAX_BYTES", 0)  # so that what is made is kept
-    mortal = Mortal(monkeypatch, PROVIDER)
+    mortal = SingleProcess(monkeypatch, PROVIDER)
 
     async def lives() -> None:
         while True:

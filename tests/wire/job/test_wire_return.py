@@ -265,6 +265,18 @@ async def test_losses_of_one_node_that_come_together_are_one(generation):
     assert asked == [FIRST.public]
 
 
+@pytest.mark.parametrize(("silent", "goes_on"), [(CUSTOMER, True), (FIRST, False)])
+async def test_a_process_that_stood_still_is_waited_for_where_nobody_can_replace_it(generation, silent, goes_on):
+    await generation.come_to(50)
+    driver = generation.nodes[DRIVER.public]
+    driver.peers[silent.public].abort(TimedOut(silent.public, "silent for 1 s, though its machine answers"))
+    if goes_on:
+        await generation.end()
+        return
+    error = await generation.members[DRIVER.public].mailbox.failed()
+    assert (error.code, error.field) == (LinkLost.code, silent.public)
+
+
 # What silence means.
 
 

@@ -8,9 +8,9 @@ import pytest
 from nodewire.errors import NotFound
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.encoding.address import SpliceAddress
-from nodewire.protocol.market import relay_ad as splices
+from nodewire.protocol.market import splice_ad as splices
 from nodewire.wire.nat import diagnosis, public_address, upnp
-from nodewire.wire.nat.relay_client import message
+from nodewire.wire.nat.splice_client import message
 
 OUTSIDE = "198.51.100.7"
 

@@ -9,11 +9,11 @@ import pytest
 from nodewire.errors import BadPeer, Busy, NotAllowed, Unsupported
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.encoding.address import SpliceAddress
-from nodewire.protocol.market import relay_ad as splices
+from nodewire.protocol.market import splice_ad as splices
 from nodewire.wire import Node
-from nodewire.wire.nat import dialback, relay_client, relay_server
-from nodewire.wire.nat.relay_client import message
-from nodewire.wire.nat.relay_server import Limits, Splicer
+from nodewire.wire.nat import dialback, splice_client, splice_server
+from nodewire.wire.nat.splice_client import message
+from nodewire.wire.nat.splice_server import Limits, Splicer
 
 KEYS = Keys.generate()
 
@@ -101,9 +101,9 @@ async def _asked_from(host: str, at: SpliceAddress, port: int) -> tuple[str, str
         await loop.sock_connect(connection, (where, int(number)))
         data = splices.request(KEYS, at.public, salt=host, now_s=time.time(), port=port).to_json().encode()
         await loop.sock_sendall(connection, len(data).to_bytes(2, "big") + data)
-        seen = await relay_client.read_message(connection, at.at)
+        seen = await splice_client.read_message(connection, at.at)
         return str(seen["seen"]).rpartition(":")[0], str(
-            (await relay_client.read_message(connection, at.at))["dialled"]
+            (await splice_client.read_message(connection, at.at))["dialled"]
         )
 
 
@@ -129,7 +129,7 @@ async def test_a_key_is_dialled_so_often_a_minute(make, closed):
 
 
 async def test_an_address_is_dialled_so_often_a_minute_whatever_its_keys(make, closed, monkeypatch):
-    monkeypatch.setattr(relay_server, "ADDRESS_DIALS_PER_MINUTE", 2)
+    monkeypatch.setattr(splice_server, "ADDRESS_DIALS_PER_MINUTE", 2)
     at = await make()
     for _ in range(2):
         await ask(at, closed, Keys.generate())
@@ -138,7 +138,7 @@ async def test_an_address_is_dialled_so_often_a_minute_whatever_its_keys(make, c
 
 
 async def test_a_splice_dials_so_many_at_a_time(make, deaf, monkeypatch):
-    monkeypatch.setattr(relay_server, "MAX_DIALS", 1)
+    monkeypatch.setattr(splice_server, "MAX_DIALS", 1)
     monkeypatch.setattr(dialback, "DIAL_S", 1.0)
     at = await make()
     asked = (ask(at, deaf, Keys.generate()) for _ in range(3))

@@ -10,7 +10,7 @@ from nodewire.net.connection_limits import origin_of
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.encoding.address import SpliceAddress, ip_port
 from nodewire.wire import Node
-from nodewire.wire.nat import relay_client, relay_server, strategies
+from nodewire.wire.nat import splice_client, splice_server, strategies
 from nodewire.wire.transport import tcp
 from tests.wire.meetings import Meetings
 from tests.wire.wire_net import until
@@ -82,18 +82,18 @@ async def test_where_no_hole_can_be_punched_the_splice_joins_both(meetings, monk
 
 async def test_pairs_of_one_address_give_way_when_a_splice_is_full(monkeypatch):
     """Eight addresses had all pairs of a splice for as long as they said something once a minute."""
-    monkeypatch.setattr(relay_server, "MAX_PAIRS", 3)
-    full = relay_server.Splicer(Keys.generate().public)
+    monkeypatch.setattr(splice_server, "MAX_PAIRS", 3)
+    full = splice_server.Splicer(Keys.generate().public)
     port = ip_port(await full.listen("::"))[1]
     crowd, other = (SpliceAddress(full.public, f"{host}:{port}") for host in ("127.0.0.1", "[::1]"))
     try:
         first, *held = [await joined(crowd, room) for room in ("1a" * 32, "1b" * 32, "1c" * 32)]
         late = await joined(other, "2a" * 32)
         with pytest.raises(ConnectionResetError):
-            await relay_client.read(first[0].connection, 1)
+            await splice_client.read(first[0].connection, 1)
         for one, far in (*held, late):
             await asyncio.get_running_loop().sock_sendall(one.connection, b"x")
-            assert await relay_client.read(far.connection, 1) == b"x"
+            assert await splice_client.read(far.connection, 1) == b"x"
         for end in (*first, *late, *(end for pair in held for end in pair)):
             end.close()
     finally:
@@ -101,19 +101,19 @@ async def test_pairs_of_one_address_give_way_when_a_splice_is_full(monkeypatch):
 
 
 async def joined(at, room):
-    ends = [await relay_client.enter(at, room, Keys.generate(), allow_private=True) for _ in range(2)]
+    ends = [await splice_client.enter(at, room, Keys.generate(), allow_private=True) for _ in range(2)]
     await asyncio.gather(ends[0].say_go(), ends[1].hear_go())
     return ends
 
 
 async def test_a_splice_sees_an_ipv4_address_as_one():
     """An end whose place is written as IPv6 would never be knocked at."""
-    seeing = relay_server.Splicer(Keys.generate().public)
+    seeing = splice_server.Splicer(Keys.generate().public)
     port = ip_port(await seeing.listen("::"))[1]
     try:
         for host in ("127.0.0.1", "[::1]"):
             at = SpliceAddress(seeing.public, f"{host}:{port}")
-            entered = await relay_client.enter(at, None, Keys.generate(), allow_private=True)
+            entered = await splice_client.enter(at, None, Keys.generate(), allow_private=True)
             assert entered.seen == entered.local
             assert entered.seen.startswith(f"{host}:")
             entered.close()

@@ -8,10 +8,12 @@ symmetric whole numbers of 4 and 8 bits in blocks or in rows, and NVFP4, whose a
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from nodewire.errors import BadTask
+from nodewire.errors import BadTask, TooLarge
+from nodewire.llm.families.fields.quantization_methods import INSTEAD
 from nodewire.llm.spec.config import ROUNDING, Quantization
 
 if TYPE_CHECKING:
@@ -22,6 +24,12 @@ if TYPE_CHECKING:
 METHOD = "compressed-tensors"
 _FIELD = "quantization_config"
 _MAX_PATTERNS = 4_096
+_MAX_PATTERN_CHARS, _MAX_TURNS = 1_024, 24
+"""An expression's length, and the power of two that stands for how often it may go back in a module's name."""
+_MATCHING_S = 10.0
+"""Seconds of CPU for all names and expressions."""
+_ESCAPED = re.compile(r"\\.|\[\^?\]?[^\]]*\]|\(\?(?:P?<[=!]|P?<\w+>|[:=!])", re.DOTALL)
+_TURN = re.compile(r"\)?(?:[*+]|\{[^}]*\})[?+]?|\?[?+]?|\|")
 _BITS = {"int8": 8, "int4": 4, "w8a8": 8, "w4a8": 4, "nvfp4": 4}
 _FORMAT = {
     "int8": "pack-quantized",
@@ -50,11 +58,11 @@ def parse(said: Mapping[str, Any], modules: Iterable[tuple[int, str, Sequence[Pi
         raise _bad("config_groups", "no objects by name")
     for field in ("kv_cache_scheme", "sparsity_config"):
         if said.get(field):
-            raise _bad(field, "is not supported")
+            raise _bad(field, f"is not supported: {INSTEAD}")
     kinds = {_scheme(said.get("format"), one) for one in groups.values()}
     schemes, sizes = {kind[0] for kind in kinds}, sorted((size for _, size in kinds), reverse=True)
     if len(schemes) > 1 or len(sizes) > 2 or (len(sizes) == 2 and 0 in sizes):
-        raise _bad("config_groups", "of different schemes")
+        raise _bad("config_groups", f"of different schemes, which are not supported: {INSTEAD}")
     how = Quantization.from_document(
         {"scheme": schemes.pop(), "group_size": sizes[0], "back_off": sizes[1] if len(sizes) > 1 else 0}
     )
@@ -67,7 +75,8 @@ def parse(said: Mapping[str, Any], modules: Iterable[tuple[int, str, Sequence[Pi
             plain.append((layer, role))
         elif found != {how.size(pieces[0].width) if how.group_size else 0}:
             raise _bad(
-                "config_groups", f"{pieces[0].stem} is stored in blocks of {found}, which are not supported there"
+                "config_groups",
+                f"{pieces[0].stem} is stored in blocks of {found}, which are not supported there: {INSTEAD}",
             )
     return how.document() | {"plain": named(plain, every)}
 
@@ -116,13 +125,13 @@ def _scheme(form: object, group: Mapping[str, Any]) -> tuple[str, int]:
     """A group's scheme, and its blocks' size or 0 for rows. Raises BadTask."""
     numbers, inputs = group.get("weights"), group.get("input_activations")
     if not isinstance(numbers, dict) or group.get("output_activations"):
-        raise _bad("weights", "no object, or outputs are quantized")
+        raise _bad("weights", f"no object, or outputs are quantized: {INSTEAD}")
     if (
         numbers.get("symmetric") is not True
         or numbers.get("dynamic")
         or numbers.get("actorder") not in (None, "static")
     ):
-        raise _bad("weights", "only symmetric and static ones, in the order of their columns")
+        raise _bad("weights", f"only symmetric and static ones, in the order of their columns: {INSTEAD}")
     strategy, size = numbers.get("strategy"), numbers.get("group_size")
     kind = (group.get("format") or form, numbers.get("type"), numbers.get("num_bits"))
     if kind == (_FORMAT["nvfp4"], "float", 4) and strategy == "tensor_group" and size == 16:
@@ -130,14 +139,14 @@ def _scheme(form: object, group: Mapping[str, Any]) -> tuple[str, int]:
     if strategy == "channel":
         size = 0
     elif strategy != "group" or type(size) is not int or not 0 < size <= 2**18 or size % 8:
-        raise _bad("weights", "in blocks or rows only, whose sizes are multiples of 8")
+        raise _bad("weights", f"in blocks or rows only, whose sizes are multiples of 8: {INSTEAD}")
     if kind in ((_FORMAT["int4"], "int", 4), (_FORMAT["int8"], "int", 8)) and not inputs:
         return f"int{kind[2]}", size
     if isinstance(inputs, dict) and _follow(inputs, size):
         for scheme in ROUNDING:
             if kind == (_FORMAT[scheme], "int", _BITS[scheme]):
                 return scheme, size
-    raise _bad("format", f"{str(kind)[:80]} with such inputs is not supported")
+    raise _bad("format", f"{str(kind)[:80]} with such inputs is not supported: {INSTEAD}")
 
 
 def _follow(inputs: Mapping[str, Any], size: int) -> bool:
@@ -154,6 +163,7 @@ class _GroupChoice:
         self._ignored = list(_patterns(said.get("ignore") or (), "ignore"))
         self._named: list[tuple[re.Pattern[str], int]] = []
         self._linear: int | None = None
+        self._began_s = time.process_time()
         for group in groups.values():
             targets = group.get("targets") or ()
             size = _scheme(said.get("format"), group)[1]
@@ -165,6 +175,9 @@ class _GroupChoice:
             self._named += [(pattern, size) for pattern in _patterns(names, "targets")]
 
     def size(self, module: str) -> int | None:
+        """Raises TooLarge: to look at names has taken too long."""
+        if time.process_time() - self._began_s > _MATCHING_S:
+            raise TooLarge(f"{_FIELD}.ignore", f"took over {_MATCHING_S:g} s, targets with it: name fewer expressions")
         if any(pattern.match(module) for pattern in self._ignored):
             return None
         return next((size for pattern, size in self._named if pattern.match(module)), self._linear)
@@ -174,10 +187,28 @@ def _patterns(said: object, field: str) -> Iterator[re.Pattern[str]]:
     if not isinstance(said, list | tuple) or len(said) > _MAX_PATTERNS or not all(isinstance(x, str) for x in said):
         raise _bad(field, f"no list of at most {_MAX_PATTERNS} names")
     for one in said:
+        expression = one[3:] if one.startswith("re:") else re.escape(one) + r"\Z"
+        if one.startswith("re:"):
+            _check_expression(expression, field)
         try:
-            yield re.compile(one[3:] if one.startswith("re:") else re.escape(one) + r"\Z")
-        except re.error as error:
+            yield re.compile(expression)
+        except (re.error, OverflowError, RecursionError) as error:
             raise _bad(field, f"{one[:80]!r}: {error}") from error
+
+
+def _check_expression(expression: str, field: str) -> None:
+    """Raises BadTask: Python's `re` might go back in a name without end.
+
+    No group is repeated; of what else may be there or not, or more than once, there is little.
+    """
+    turns = 0
+    for found in _TURN.finditer(_ESCAPED.sub("x", expression)):
+        said = found[0]
+        turns += 1 if said[0] in "?|" else 4 if said[0] != ")" else _MAX_TURNS + 1
+    if turns > _MAX_TURNS or len(expression) > _MAX_PATTERN_CHARS:
+        raise _bad(
+            field, f"{expression[:80]!r} repeats a group, or repeats too much, or is too long: name modules plainly"
+        )
 
 
 def _pattern(module: str) -> str:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _FIELD = "quantization_config"
-_INSTEAD = "take the model unquantized, which `nodewire quantize` makes smaller"
+INSTEAD = "take the model unquantized, which `nodewire quantize` makes smaller"
+"""The remedy where a method is not read."""
 _MOST_BLOCK = 2**18
 _MAX_NAMES = 4_096
 
@@ -39,14 +40,14 @@ class InGroups:
 
 
 @dataclass(frozen=True, slots=True)
-class Eight:
+class Fp8:
     """Floats of eight bits. `block`: rows and columns to a scale, where a matrix has more than its rows' or its own."""
 
     method: str
     block: tuple[int, int] | None
 
 
-Method = InGroups | Eight
+Method = InGroups | Fp8
 
 
 def said_of(config: Mapping[str, Any]) -> Method | None:
@@ -66,7 +67,7 @@ def said_of(config: Mapping[str, Any]) -> Method | None:
         return _awq(said)
     if method in ("fp8", "fbgemm_fp8"):
         _one_of(said, "fmt", ("e4m3", "float8_e4m3fn"))
-        return Eight(str(method), _block(said, "weight_block_size"))
+        return Fp8(str(method), _block(said, "weight_block_size"))
     if method == "compressed-tensors" and said.get("format") in ("float-quantized", "naive-quantized"):
         return _compressed(said)
     return None
@@ -75,10 +76,10 @@ def said_of(config: Mapping[str, Any]) -> Method | None:
 def _gptq(said: Mapping[str, Any]) -> InGroups:
     form = said.get("checkpoint_format") or "gptq"
     if form not in ("gptq", "gptq_v2"):
-        raise _bad("checkpoint_format", f"{str(form)[:40]} is not supported, only gptq or gptq_v2: {_INSTEAD}")
+        raise _bad("checkpoint_format", f"{str(form)[:40]} is not supported, only gptq or gptq_v2: {INSTEAD}")
     own = said.get("dynamic") or {}
     if not isinstance(own, dict) or not all(isinstance(name, str) and name.startswith("-:") for name in own):
-        raise _bad("dynamic", f"modules of other bits or groups are not supported: {_INSTEAD}")
+        raise _bad("dynamic", f"modules of other bits or groups are not supported: {INSTEAD}")
     symmetric, turned = (_flag(said, name, default) for name, default in (("sym", True), ("desc_act", False)))
     return InGroups("gptq", LAYOUTS[form], _bits(said, 4, 8), _group(said), symmetric, not turned, ())
 
@@ -86,9 +87,9 @@ def _gptq(said: Mapping[str, Any]) -> InGroups:
 def _awq(said: Mapping[str, Any]) -> InGroups:
     version = said.get("version") or "gemm"
     if not isinstance(version, str) or version.lower() != "gemm":
-        raise _bad("version", f"{str(version)[:40]} is not supported, only gemm: {_INSTEAD}")
+        raise _bad("version", f"{str(version)[:40]} is not supported, only gemm: {INSTEAD}")
     if not _flag(said, "zero_point", True):
-        raise _bad("zero_point", f"without zeros is not supported: {_INSTEAD}")
+        raise _bad("zero_point", f"without zeros is not supported: {INSTEAD}")
     names = said.get("modules_to_not_convert") or []
     if not isinstance(names, list) or len(names) > _MAX_NAMES or not all(isinstance(name, str) for name in names):
         raise _bad("modules_to_not_convert", f"no list of at most {_MAX_NAMES} names")
@@ -96,7 +97,7 @@ def _awq(said: Mapping[str, Any]) -> InGroups:
     return InGroups("awq", LAYOUTS["awq"], _bits(said, 4), group, False, True, tuple(names))
 
 
-def _compressed(said: Mapping[str, Any]) -> Eight:
+def _compressed(said: Mapping[str, Any]) -> Fp8:
     if said.get("kv_cache_scheme"):
         raise _bad("kv_cache_scheme", "is not supported: take it out, and keys and values stay as they are computed")
     groups = said.get("config_groups")
@@ -108,12 +109,12 @@ def _compressed(said: Mapping[str, Any]) -> Eight:
         kind = (numbers.get("type"), numbers.get("num_bits")) if isinstance(numbers, dict) else None
         if kind != ("float", 8) or not isinstance(numbers, dict) or numbers.get("symmetric") is False:
             raise _bad(
-                "config_groups", f"{str(kind)[:40]} is not supported, only symmetric floats of 8 bits: {_INSTEAD}"
+                "config_groups", f"{str(kind)[:40]} is not supported, only symmetric floats of 8 bits: {INSTEAD}"
             )
         blocks.add(_block(numbers, "block_structure"))
     if len(blocks) > 1:
-        raise _bad("config_groups", f"of different blocks, which are not supported: {_INSTEAD}")
-    return Eight("fp8", blocks.pop())
+        raise _bad("config_groups", f"of different blocks, which are not supported: {INSTEAD}")
+    return Fp8("fp8", blocks.pop())
 
 
 def _bits(said: Mapping[str, Any], *known: int) -> int:
@@ -121,14 +122,14 @@ def _bits(said: Mapping[str, Any], *known: int) -> int:
     found = said.get(name)
     if type(found) is not int or found not in known:
         kinds = " or ".join(map(str, known))
-        raise _bad(name, f"{str(found)[:40]} is not supported, only {kinds}: {_INSTEAD}")
+        raise _bad(name, f"{str(found)[:40]} is not supported, only {kinds}: {INSTEAD}")
     return found
 
 
 def _group(said: Mapping[str, Any], name: str = "group_size") -> int:
     found = said.get(name, 128)
     if type(found) is not int or not (found == -1 or 0 < found <= _MOST_BLOCK) or (found > 0 and found % 8):
-        raise _bad(name, f"{str(found)[:40]} is neither -1 nor a multiple of 8 up to {_MOST_BLOCK}: {_INSTEAD}")
+        raise _bad(name, f"{str(found)[:40]} is neither -1 nor a multiple of 8 up to {_MOST_BLOCK}: {INSTEAD}")
     return max(found, 0)
 
 
@@ -143,7 +144,7 @@ def _block(said: Mapping[str, Any], name: str) -> tuple[int, int] | None:
         or len(found) != 2
         or not all(type(n) is int and 0 < n <= _MOST_BLOCK for n in found)
     ):
-        raise _bad(name, f"{str(found)[:40]} is not two numbers from 1 to {_MOST_BLOCK}: {_INSTEAD}")
+        raise _bad(name, f"{str(found)[:40]} is not two numbers from 1 to {_MOST_BLOCK}: {INSTEAD}")
     return found[0], found[1]
 
 
@@ -157,7 +158,7 @@ def _flag(said: Mapping[str, Any], name: str, default: bool) -> bool:
 def _one_of(said: Mapping[str, Any], name: str, known: tuple[str, ...]) -> None:
     found = said.get(name)
     if found is not None and found not in known:
-        raise _bad(name, f"{str(found)[:40]} is not supported, only {' or '.join(known)}: {_INSTEAD}")
+        raise _bad(name, f"{str(found)[:40]} is not supported, only {' or '.join(known)}: {INSTEAD}")
 
 
 def _bad(field: str, reason: str) -> BadTask:

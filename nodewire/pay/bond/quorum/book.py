@@ -17,6 +17,7 @@ from nodewire.nostr.event import parse_unverified
 from nodewire.pay.bond import bonds
 from nodewire.pay.bond.bonds import Bond, Payout
 from nodewire.pay.bond.quorum.terms import SAT_MSAT, BondTerms, Evidence
+from nodewire.pay.bond.treasury import tables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodewire.pay.bond.quorum.custody import Coin
+    from nodewire.protocol.job.share_statement import ShareStatement
 
 _STEPS: dict[str, type[bonds.Event]] = {one.__name__: one for one in get_args(bonds.Event)}
 _SCHEMA = """
@@ -47,7 +49,9 @@ CREATE TABLE IF NOT EXISTS touched (
 CREATE TABLE IF NOT EXISTS closings (bond TEXT PRIMARY KEY, proposed TEXT NOT NULL, left TEXT NOT NULL DEFAULT '');
 CREATE TABLE IF NOT EXISTS signatures (
     bond TEXT NOT NULL, oracle TEXT NOT NULL, signed TEXT NOT NULL, PRIMARY KEY (bond, oracle)
-)
+);
+CREATE TABLE IF NOT EXISTS priced (id TEXT PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS statements (number INTEGER PRIMARY KEY, request TEXT NOT NULL, document TEXT NOT NULL);
 """
 
 
@@ -65,7 +69,9 @@ class Book:
     """Raises BadConfig: the file cannot be opened. Another process cannot open it meanwhile."""
 
     def __init__(self, path: Path) -> None:
-        self._db = open_versioned(path, "a registrar's book", _SCHEMA, 1, alone=True, secret=True)
+        self._db = open_versioned(path, "a registrar's book", _SCHEMA + tables.SCHEMA, 1, alone=True, secret=True)
+        self.treasury = tables.open_book(self._db)
+        """To be changed in a transaction."""
 
     def transaction(self) -> AbstractContextManager[None]:
         """All that is written inside, or nothing."""
@@ -141,6 +147,22 @@ class Book:
         if row is None:
             raise NotFound("case", "no verdict on it was presented")
         return row[0], orjson.loads(row[1])
+
+    def price(self, case: str, priced: Mapping[str, Any]) -> None:
+        """Keep what the treasury needs to know of a verdict."""
+        self._db.execute("INSERT INTO priced VALUES (?, ?)", (case, orjson.dumps(priced).decode()))
+
+    def priced(self, case: str) -> dict[str, Any]:
+        """Raises NotFound."""
+        row = self._db.execute("SELECT body FROM priced WHERE id = ?", (case,)).fetchone()
+        if row is None:
+            raise NotFound("case", "no verdict on it was presented")
+        found: dict[str, Any] = orjson.loads(row[0])
+        return found
+
+    def keep_statement(self, said: ShareStatement) -> None:
+        """What a customer has signed stays: it proves that its balance was the registrar's to take of."""
+        self._db.execute("INSERT INTO statements (request, document) VALUES (?, ?)", (said.request, said.to_json()))
 
     def evidence(self, bond: str) -> list[tuple[Evidence, int]]:
         """The verdicts that reached the bond in their order, and what its amount in satoshis was then."""

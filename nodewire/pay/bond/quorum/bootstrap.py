@@ -20,15 +20,16 @@ if TYPE_CHECKING:
 
     from nodewire.pay.bond.bond_holder import HolderSettings
     from nodewire.pay.bond.quorum.custody import Custody
+    from nodewire.pay.bond.quorum.treasury import Cashier
     from nodewire.pay.lightning.wallet import Wallet
 
 
 def open_vault(wallet: Wallet, at: HolderSettings) -> QuorumBondHolder:
-    """Bonds in vaults. They are locked out of the Bitcoin node's own wallet, and claims are paid into it."""
+    """Bonds in vaults, locked out of the Bitcoin node's own wallet and paid into it. Shares pay `wallet`."""
     if at.bitcoin is None:
         raise BadConfig("holder.bitcoin", "name the file with the URL of your Bitcoin node's RPC")
     custody = VaultCustody(BitcoinNode.from_file(at.bitcoin))
-    return QuorumBondHolder(at.url, custody, at.file, committee=at.committee_digest)
+    return QuorumBondHolder(at.url, custody, at.file, committee=at.committee_digest, wallet=wallet)
 
 
 def open_ecash(wallet: Wallet, at: HolderSettings) -> QuorumBondHolder:
@@ -36,13 +37,22 @@ def open_ecash(wallet: Wallet, at: HolderSettings) -> QuorumBondHolder:
     if not at.mint:
         raise BadConfig("holder.mint", "name the mint that you trust with the bond")
     custody = EcashCustody(Mint(at.mint), wallet, at.file.with_suffix(".ecash"), cap_sat=at.cap)
-    return QuorumBondHolder(at.url, custody, at.file, committee=at.committee_digest)
+    return QuorumBondHolder(at.url, custody, at.file, committee=at.committee_digest, wallet=wallet)
 
 
 def open_registrar(
-    key: Path, committee: Path, state: Path, custody: Custody, *, cap_sat: int = CAP_SAT, statement_s: int | None = None
+    key: Path,
+    committee: Path,
+    state: Path,
+    custody: Custody,
+    *,
+    cap_sat: int = CAP_SAT,
+    statement_s: int | None = None,
+    cashier: Cashier | None = None,
 ) -> Registrar:
     """A registrar with its book in the folder `state`. `key` is made if missing; `committee` is a committee.json.
+
+    With a `cashier` it is the committee's treasury, too.
 
     Raises:
         BadConfig: a file cannot be used, or the committee does not list this registrar.
@@ -57,6 +67,6 @@ def open_registrar(
     if statement_s is not None:
         rules = RegistrarRules(statement_s=statement_s, cap_sat=rules.cap_sat)
     try:
-        return Registrar(Keys.from_file(key), document, custody, Book(state / "bonds.db"), rules)
+        return Registrar(Keys.from_file(key), document, custody, Book(state / "bonds.db"), rules, cashier=cashier)
     except BadInput as error:
         raise BadConfig(f"{committee}: {error.field}", error.reason) from error

@@ -18,10 +18,12 @@ from nodewire.core.sqlite import open_versioned
 from nodewire.errors import BadConfig, BadInput, LinkLost, NodewireError, NotAllowed, NotFound, PaymentFailed, TimedOut
 from nodewire.nostr import event as events
 from nodewire.nostr.nips import nip98
-from nodewire.pay.bond.bond_holder import ClaimPayment, HeldBond, Holder, VerdictSettlement
+from nodewire.pay.bond.bond_holder import HeldBond, Holder, VerdictSettlement
 from nodewire.pay.bond.quorum import cosigner
 from nodewire.pay.bond.quorum.custody import Closing, Coin, Custody
 from nodewire.pay.bond.quorum.terms import SAT_MSAT, BondTerms, Payment, delay_s, terms_of
+from nodewire.pay.bond.treasury.client import TreasuryClient
+from nodewire.pay.lightning.no_wallet import NoWallet
 from nodewire.protocol.committee.committee import Committee
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from nodewire.nostr.event import Event
     from nodewire.nostr.keys import Keys
     from nodewire.pay.bond.quorum.cosigner import Convictions
+    from nodewire.pay.lightning.wallet import Wallet
 
 MAX_ANSWER_BYTES = 8_000_000
 _SCHEMA = """
@@ -43,6 +46,7 @@ _ERRORS = {
     cls.code: cls
     for cls in (
         errors.BadInput,
+        errors.BadInvoice,
         errors.BadQuorum,
         errors.BadSignature,
         errors.NotAllowed,
@@ -55,7 +59,7 @@ _ERRORS = {
 _OPENING_S = 30
 
 
-class QuorumBondHolder:
+class QuorumBondHolder(TreasuryClient):
     """A BondHolder at the registrar `url`. `file` is where the provider's own bonds are kept.
 
     `committee` is the document's digest that is believed; without one a bond can be shown, and none locked.
@@ -68,8 +72,11 @@ class QuorumBondHolder:
         file: Path | None = None,
         *,
         committee: str = "",
+        wallet: Wallet | None = None,
         time_s: Callable[[], float] = time.time,
     ) -> None:
+        """`wallet` is what the treasury pays into."""
+        super().__init__(self._ask, wallet or NoWallet())
         self._url, self._custody, self._pinned, self._time_s = url.rstrip("/"), custody, committee, time_s
         self._db = open_versioned(file or ":memory:", "a provider's bonds", _SCHEMA, 1, secret=True)
         self._is_kept = file is not None
@@ -82,8 +89,9 @@ class QuorumBondHolder:
             committee=_text(said, "committee"),
             unbonding_s=_number(said, "unbonding_s"),
             statement_s=_number(said, "statement_s"),
-            lnurl="",
-            pool_msat=0,
+            lnurl=_text(said, "lnurl") if "lnurl" in said else "",
+            pool_msat=_number(said, "pool_msat") if "pool_msat" in said else 0,
+            unit_msat=_number(said, "unit_msat") if "unit_msat" in said else 1,
             prolongs=False,
             custodian=_text(said, "custodian"),
         )
@@ -196,10 +204,13 @@ class QuorumBondHolder:
     async def case(self, case: str) -> VerdictSettlement:
         return _settled(await self._ask("GET", f"/v1/cases/{case}"))
 
-    async def claim(self, keys: Keys, case: str) -> ClaimPayment:
+    async def claim(self, keys: Keys, case: str) -> int:
         settled = await self.case(case)
-        if keys.public not in settled.due:
-            raise NotAllowed("payee", "the verdict gives this key nothing")
+        if keys.public not in settled.payouts:
+            try:
+                return await super().claim(keys, case)
+            except NotFound as error:
+                raise NotAllowed("payee", "the verdict gives this key nothing") from error
         try:
             closed = await self._ask("GET", f"/v1/closings/{settled.bond}")
         except NotFound as error:
@@ -209,13 +220,13 @@ class QuorumBondHolder:
                 "`nodewire bond claim` again, later",
             ) from error
         try:
-            amount_sat, proof = await self._custody.collect(keys, _closing(closed), closed["left"])
+            amount_sat, _ = await self._custody.collect(keys, _closing(closed), closed["left"])
         except NotFound as error:
             least_sat = self._custody.least_sat
             raise NotAllowed(
                 "payee", f"less than {least_sat} sat in all, which this kind of bond cannot pay"
             ) from error
-        return ClaimPayment(amount_sat * SAT_MSAT, proof, True)
+        return amount_sat * SAT_MSAT
 
     async def cosign(self, keys: Keys, committee: Committee, known: Convictions) -> int:
         said = (await self._ask("GET", "/v1/closings")).get("closings")
@@ -236,15 +247,6 @@ class QuorumBondHolder:
         if refused is not None:
             raise refused
         return count
-
-    async def claim_fee(self, keys: Keys) -> ClaimPayment | None:
-        return None
-
-    async def treasury(self, request: str) -> tuple[int, int]:
-        return 0, 0
-
-    async def share_msat(self, request: str, customer: str, chunk: int, before_ms: int) -> int:
-        return 0
 
     async def close(self) -> None:
         if self._session is not None:

@@ -1,6 +1,7 @@
 """The registrar over HTTP and JSON.
 
-GET  /v1/holder                {public, committee, unbonding_s, statement_s, kind, place, custodian, closing_s, cap_sat}
+GET  /v1/holder                {public, committee, unbonding_s, statement_s, kind, place, custodian, closing_s, cap_sat,
+                               lnurl, unit_msat, pool_msat}: the last three where it is a treasury
 GET  /v1/committee             the committee's document
 GET  /v1/bonds/PROVIDER        its newest bond, with its terms and coins
 POST /v1/bonds                 {terms, coins}                   P   enter a bond whose coins are locked; again, the same
@@ -13,11 +14,14 @@ GET  /v1/closings              {closings}: what oracles are asked to sign, with 
 POST /v1/closings/BOND         {signatures}: hex                P   an oracle's
 GET  /v1/closings/BOND         an executed closing: what it paid, and what it left
 
+and the treasury's own (`nodewire.pay.bond.treasury.http`).
+
 P: the request is signed by a Nostr key (NIP-98), whose bond or signature it is.
 """
 
 from __future__ import annotations
 
+import socket
 import time
 from typing import Any
 
@@ -29,6 +33,8 @@ from nodewire.nostr import event as events
 from nodewire.nostr.nips import nip98
 from nodewire.pay.bond.quorum.registrar import Registrar, bond_document
 from nodewire.pay.bond.quorum.terms import MAX_COINS, MAX_KEY_CHARS, BondTerms
+from nodewire.pay.bond.treasury import http
+from nodewire.pay.lightning import lnurl_server
 
 MAX_BODY_BYTES = 262_144
 _MOST_SIGNATURES = 64
@@ -36,21 +42,22 @@ _MOST_SIGNATURES = 64
 
 async def start(registrar: Registrar, host: str, port: int, url: str = "") -> tuple[web.AppRunner, str]:
     """Serve; what others reach it by is `url`, or host and port."""
+    listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    name = f"[{host}]" if ":" in host else host
+    base_url = url.rstrip("/") or f"http://{name}:{listening.getsockname()[1]}"
     app = web.Application(middlewares=[errors], client_max_size=MAX_BODY_BYTES)
-    runner = web.AppRunner(app, access_log=None)
-    routes = _Routes(registrar)
-    app.add_routes(routes.table())
+    app.add_routes(_Routes(registrar, base_url).table())
+    if registrar.treasury is not None:
+        app.add_routes(lnurl_server.routes(registrar.treasury.cashier.endpoint(base_url)))
+    runner = web.AppRunner(app, access_log=None, max_line_size=lnurl_server.MAX_LINE_BYTES)
     await runner.setup()
-    site = web.TCPSite(runner, host, port)
-    await site.start()
-    bound = runner.addresses[0][1]
-    routes.base_url = url.rstrip("/") or f"http://{host}:{bound}"
-    return runner, routes.base_url
+    await web.SockSite(runner, listening).start()
+    return runner, base_url
 
 
 class _Routes:
-    def __init__(self, registrar: Registrar) -> None:
-        self._registrar, self.base_url = registrar, ""
+    def __init__(self, registrar: Registrar, base_url: str) -> None:
+        self._registrar, self._base_url = registrar, base_url
 
     def table(self) -> list[web.RouteDef]:
         return [
@@ -66,10 +73,18 @@ class _Routes:
             web.get("/v1/closings", self.closings),
             web.post("/v1/closings/{bond}", self.cosign),
             web.get("/v1/closings/{bond}", self.closed),
+            *http.routes(self._registrar.treasury, self._signed),
         ]
 
     async def holder(self, _: web.Request) -> web.Response:
-        registrar, custody = self._registrar, self._registrar.custody
+        registrar, custody, treasury = self._registrar, self._registrar.custody, self._registrar.treasury
+        shares = {}
+        if treasury is not None:
+            shares = {
+                "lnurl": treasury.cashier.lnurl,
+                "unit_msat": treasury.cashier.unit_msat,
+                "pool_msat": treasury.pool_msat,
+            }
         return answer(
             {
                 "public": registrar.public,
@@ -81,6 +96,7 @@ class _Routes:
                 "kind": custody.kind,
                 "place": custody.place,
                 "custodian": custody.custodian,
+                **shares,
             }
         )
 
@@ -136,7 +152,7 @@ class _Routes:
     async def _signed(self, request: web.Request) -> tuple[str, dict[str, Any]]:
         """The Nostr key that asks, and what. Raises NotAllowed."""
         raw = await raw_of(request, MAX_BODY_BYTES)
-        asked = nip98.HttpRequest(self.base_url + request.path_qs, request.method, raw)
+        asked = nip98.HttpRequest(self._base_url + request.path_qs, request.method, raw)
         return nip98.check_header(request.headers.get("Authorization"), asked, now_s=time.time()), parsed(raw)
 
 

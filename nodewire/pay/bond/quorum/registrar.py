@@ -31,6 +31,7 @@ from nodewire.pay.bond.quorum.terms import (
     delay_s,
     judged,
 )
+from nodewire.pay.bond.quorum.treasury import QuorumTreasury
 from nodewire.protocol.job import request as job
 from nodewire.protocol.market import bond as statements
 from nodewire.protocol.verification import verdict
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from nodewire.pay.bond.bonds import Bond
     from nodewire.pay.bond.quorum.book import Book, Deposit
+    from nodewire.pay.bond.quorum.treasury import Cashier
     from nodewire.protocol.committee.committee import Committee
 
 STATEMENT_S = 3_600
@@ -70,16 +72,21 @@ class Registrar:
         book: Book,
         rules: RegistrarRules | None = None,
         *,
+        cashier: Cashier | None = None,
         time_s: Callable[[], float] = time.time,
     ) -> None:
         if keys.public not in committee.bond_holders:
             raise BadInput("committee", f"does not list {keys.public} in bond_holders: its statements would not count")
-        if committee.verify_share_ppm:
-            reason = f"{committee.verify_share_ppm}, and a registrar takes no shares: found the committee with 0"
-            raise BadInput("verify_share_ppm", reason)
+        if committee.verify_share_ppm and cashier is None:
+            reason = f"{committee.verify_share_ppm}, and a registrar without a wallet takes no shares: name one"
+            raise BadInput("verify_share_ppm", f"{reason} with --treasury, or found the committee with 0")
         self._keys, self.committee, self.custody, self._book = keys, committee, custody, book
         self.rules = rules or RegistrarRules(cap_sat=CAP_SAT if custody.custodian else 0)
         self.delay_s, self._time_s = delay_s(committee), time_s
+        self.treasury: QuorumTreasury | None = None
+        """Where there is a cashier."""
+        if cashier is not None:
+            self.treasury = QuorumTreasury(keys.public, committee, book, cashier, self.delay_s, time_s=time_s)
         self._closes = asyncio.Lock()
         self._locks = asyncio.Lock()
 
@@ -223,7 +230,7 @@ class Registrar:
         else:
             if digest != finding.digest:
                 raise NotAllowed("case", "another verdict on it stands")
-            return known
+            return self._with_dues(known)
         evidence, now_s = Evidence(certificate, request), self._now_s()
         touched, refused = "", ""
         payouts: dict[str, int] = {}
@@ -253,9 +260,16 @@ class Registrar:
                 "due": payouts,
             }
             self._book.settle(finding.case, finding.digest, settled, evidence)
+            if self.treasury is not None:
+                self.treasury.price(finding, payouts)
         if refused:
             _log.warning("the verdict on sample %s reached no bond: %s", finding.case[:8], refused)
-        return settled
+        return self._with_dues(settled)
+
+    def _with_dues(self, settled: dict[str, Any]) -> dict[str, Any]:
+        """A settled verdict, with what the treasury still gives by it."""
+        given = self.treasury.dues_of(settled["case"]) if self.treasury is not None else {}
+        return {**settled, "due": {**settled["due"], **given}}
 
     def _is_closed(self, bond: Bond) -> bool:
         """Whether oracles may have signed its closing: a verdict that comes then finds what is decided."""
@@ -263,12 +277,17 @@ class Registrar:
 
     def case(self, case: str) -> dict[str, Any]:
         """Raises NotFound."""
-        return self._book.case(case)[1]
+        return self._with_dues(self._book.case(case)[1])
 
     # Closings
 
     async def sweep(self) -> None:
-        """Take the steps that time brings: bonds end, closings are proposed, and executed when they can be."""
+        """Take the steps that time brings: bonds end, closings are proposed, and executed when they can be.
+
+        Pots close, and payouts that were on their way are settled.
+        """
+        if self.treasury is not None:
+            await self.treasury.sweep()
         for deposit in self._book.liable():
             try:
                 found = self.deposit(deposit.terms.provider) if deposit.bond.state == "locked" else deposit

@@ -33,6 +33,8 @@ class Row:
     """RoundTicket (OuterTicket) as JSON."""
     credit_msat: int = 0
     """What its provider lets be open besides the round before."""
+    unit_msat: int = 1
+    """Payments to its provider are whole multiples of this."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,6 +142,7 @@ class Requests:
                 lnurl=market[one.provider].lnurl,
                 ticket=ticket.model_copy(update={"request": event.id}).to_json(),
                 credit_msat=market[one.provider].credit_msat,
+                unit_msat=market[one.provider].unit_msat,
             )
             for one, ticket in zip(assigned, tickets, strict=True)
         )
@@ -198,8 +199,8 @@ class Requests:
             raise TooLarge("inputs", f"{len(used)} are too many for a ticket")
         event = await self._signed(kinds.OUTER, tags, content, trainer.pow_bits)
         ticket = ticket.model_copy(update={"request": event.id})
-        row = Row(-1, provider, 0, step.deposit_msat, step.balance_msat, trainer.lnurl, ticket.to_json())
-        return event, row
+        parts, unit_msat = (step.deposit_msat, step.balance_msat), trainer.unit_msat
+        return event, Row(-1, provider, 0, *parts, trainer.lnurl, ticket.to_json(), unit_msat=unit_msat)
 
     async def _signed(self, kind: int, tags: list[list[str]], content: str, bits: int) -> Event:
         """The event, with as much NIP-13 work as is asked for."""

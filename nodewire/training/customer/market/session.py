@@ -34,18 +34,23 @@ class TrainingSession:
     network: str
     """The wallet's, as bolt11 writes it after "ln"."""
 
-    async def pay(self, key: Key, amount_msat: int, url: str) -> Debt:
-        """Zap one part of a round's price to its provider's endpoint. Raises as `Payer.pay`."""
+    async def pay(self, key: Key, amount_msat: int, url: str, unit_msat: int) -> Debt:
+        """Pay one part of a round's price at its provider's endpoint: by what was paid ahead there, or by a zap.
+
+        With a zap goes what else is owed to that provider, in multiples of `unit_msat`. What is more than is owed is
+        paid ahead. Raises as `Payer.pay`.
+        """
+        self.ledger.set_unit(key.payee, unit_msat)
         fetch = lnurl.over_lnurl(
             url,
             nostr_pubkey=key.payee,
             network=self.network,
             allow_private=self.config.private_endpoints,
         )
-        relays = self.config.relays
-        return await self.payer.pay(
-            key, amount_msat, fetch, relays=relays, lnurl=lnurl.encode(url), terms=ZapTerms(alone=True)
-        )
+        relays, terms = self.config.relays, ZapTerms(by_name=True)
+        paid = await self.payer.pay(key, amount_msat, fetch, relays=relays, lnurl=lnurl.encode(url), terms=terms)
+        await self.ledger.flushed()
+        return paid
 
 
 async def open_session(stack: AsyncExitStack, config: CustomerConfig) -> TrainingSession:

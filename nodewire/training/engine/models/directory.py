@@ -45,7 +45,7 @@ def family_of(directory: Path) -> Decoder | Encoder:
         NotFound, BadTask, BadInput, TooLarge: it does not hold a model that nodewire trains.
 
     """
-    if not gguf.is_one(directory) and encoder_directory.config_of(directory).get("model_type") == "bert":
+    if not gguf.is_gguf(directory) and encoder_directory.config_of(directory).get("model_type") == "bert":
         return open_encoder(directory).family
     family = open_decoder(directory).family
     if family.tokenizer == _cited(vocabulary.of_bytes()):  # its ids are bytes

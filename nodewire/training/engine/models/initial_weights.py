@@ -71,7 +71,7 @@ def cited(tensors: State) -> BlobRef:
 
 
 def _tokenizer(path: Path, ref: BlobRef) -> bytes:
-    if gguf.is_one(path):
+    if gguf.is_gguf(path):
         _compare("family.tokenizer", path, hashlib.sha256(data := open_checkpoint(path).tokenizer).hexdigest(), ref)
         return data
     file = path / TOKENIZER if path.is_dir() else path.with_name(TOKENIZER)
@@ -86,7 +86,7 @@ def _tokenizer(path: Path, ref: BlobRef) -> bytes:
 
 def _weights(recipe: Recipe, path: Path, ref: BlobRef) -> State:
     stored: Mapping[str, StoredTensor]
-    if gguf.is_one(path):
+    if gguf.is_gguf(path):
         stored = open_checkpoint(path, in_blocks=False).tensors
     else:
         stored = stored_tensors(path) if path.is_dir() else read_header(path)

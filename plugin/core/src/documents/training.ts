@@ -67,6 +67,7 @@ const trainerFields = object({
   concurrency: integer(1n, 4096n),
   deposit_ppm: withDefault(ppm, 0n),
   credit_msat: withDefault(msat, 0n),
+  unit_msat: withDefault(integer(1n, 1_000n), 1n),
   lnurl: withDefault(urlOrNone, ""),
   pow_bits: withDefault(integer(0n, 64n), 0n),
   hardware: withDefault(label, ""),

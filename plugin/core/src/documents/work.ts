@@ -97,23 +97,6 @@ const sampledFields = object({
 export type JobSamples = Typed<typeof sampledFields>;
 export const sampled = document(sampledFields, { what: "sampled", code: "bad-event", mostBytes: 60_000 });
 
-const reportFields = object({
-  v: version,
-  committee: hex32,
-  drawn: epoch,
-  provider: hex32,
-  request: hex32,
-  task: name,
-  chunk: count,
-  attempt: count,
-  outcome: oneOf("computed", "withheld"),
-  root: hex32Or(""),
-  epoch,
-});
-
-export type Report = Typed<typeof reportFields>;
-export const report = document(reportFields, { what: "report", code: "bad-event", mostBytes: 4096 });
-
 const verdictFields = object({
   v: version,
   committee: hex32,

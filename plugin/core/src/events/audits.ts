@@ -5,9 +5,10 @@ import { NodewireError } from "../errors.js";
 import type { EventTemplate, NostrEvent } from "./event.js";
 import * as tags from "./tags.js";
 import { DILOCO_ROUND, FEDAVG_ROUND } from "./training.js";
-import { REPORT, SAMPLED } from "./work.js";
+import { SAMPLED } from "./work.js";
 
 export const ROUND_CLOSE = 8859;
+export const SNAPSHOTS_SHOWN = 6844;
 
 const MOST_SNAPSHOTS = 128;
 const LAST_SNAPSHOT = 384n;
@@ -107,7 +108,7 @@ export interface SnapshotsShown {
 }
 
 export function parseSnapshotsShown(event: NostrEvent): SnapshotsShown {
-  tags.checkKind(event, REPORT);
+  tags.checkKind(event, SNAPSHOTS_SHOWN);
   return {
     request: tags.hex32(event, "e"),
     customer: tags.hex32(event, "p"),
@@ -118,5 +119,5 @@ export function parseSnapshotsShown(event: NostrEvent): SnapshotsShown {
 
 export function buildSnapshotsShown(of: SnapshotsShown, createdAt: number): EventTemplate {
   const cited = [["e", of.request], ["p", of.customer], ["k", String(of.kind)], ["encrypted"]];
-  return { kind: REPORT, created_at: createdAt, tags: cited, content: of.content };
+  return { kind: SNAPSHOTS_SHOWN, created_at: createdAt, tags: cited, content: of.content };
 }

@@ -1,5 +1,5 @@
 /**
- * Commitments 8854, complaints 8853, samples 8844, reports 6844 (nips/17-commitments.md, nips/18-samples.md), and what
+ * Commitments 8854, complaints 8853, samples 8844 (nips/17-commitments.md, nips/18-samples.md), and what
  * proves a key to a link or a splice: 28842, 28844 (nips/21-links.md, nips/24-reach.md).
  */
 
@@ -9,11 +9,8 @@ import {
   type Commitment,
   commitment,
   complaintCase,
-  type Report,
-  report,
   type JobSamples,
   sampled,
-  sampleKey,
 } from "../documents/work.js";
 import { NodewireError } from "../errors.js";
 import { blobHash } from "../hash.js";
@@ -27,7 +24,6 @@ import * as tags from "./tags.js";
 
 export const COMMITMENT = 8854;
 export const SAMPLED = 8844;
-export const REPORT = 6844;
 export const LINK_AUTH = 28_842;
 
 const MOST_REQUESTS = 256;
@@ -150,28 +146,6 @@ export function buildSampled(of: JobSamples, createdAt: number): EventTemplate {
     ...verifiersOf(of).map((one) => ["p", one]),
   ];
   return { kind: SAMPLED, created_at: createdAt, tags: cited, content: sampled.json(of) };
-}
-
-export function parseReport(event: NostrEvent): Report {
-  tags.checkKind(event, REPORT);
-  const found = report.parseJson(event.content);
-  tags.agree("c", tags.hex32(event, "c"), found.committee);
-  tags.agree("e", tags.hex32(event, "e"), found.request);
-  tags.agree("p", tags.hex32(event, "p"), found.provider);
-  tags.agree("d", tags.hex32(event, "d"), sampleKey(found));
-  if ((found.outcome === "computed") !== (found.root !== ""))
-    throw new NodewireError("bad-event", "root", "stands if and only if something was computed");
-  return found;
-}
-
-export function buildReport(of: Report, createdAt: number): EventTemplate {
-  const cited = [
-    ["c", of.committee],
-    ["e", of.request],
-    ["p", of.provider],
-    ["d", sampleKey(of)],
-  ];
-  return { kind: REPORT, created_at: createdAt, tags: cited, content: report.json(of) };
 }
 
 /** A dialler's word that a connection is its own: to the listener, over this certificate (its SHA-256). */

@@ -95,14 +95,14 @@ async def test_silent_connections_keep_nobody_from_a_relay_and_end_soon(tmp_path
             held = [await asyncio.open_connection(HOST, port) for _ in range(20)]
             for _, writer in held[::2]:
                 writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n")
-            async with asyncio.timeout(2), honest.get(relay.http_url) as answer:
+            async with asyncio.timeout(30), honest.get(relay.http_url) as answer:
                 assert answer.status == 200
-            async with asyncio.timeout(3):
+            async with asyncio.timeout(15):
                 for reader, writer in held:
                     with contextlib.suppress(ConnectionResetError):
                         assert await reader.read() == b""
                     writer.close()
             await talking.send_str('["REQ","x",{"limit":1}]')  # a conversation may be silent for as long as it likes
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(30):
                 assert "AUTH" in await talking.receive_str()
                 assert "EOSE" in await talking.receive_str()

@@ -1,23 +1,13 @@
-"""A provider and its neighbours: words about inputs that were never sent, reports that were never true."""
+"""A provider and its neighbours: words about inputs that were never sent."""
 
 from __future__ import annotations
-
-from types import SimpleNamespace
 
 import pytest
 
 from nodewire.errors import NotAllowed, Withheld
-from nodewire.oracle.court.case import EpochDraw
-from nodewire.oracle.court.court import Court
-from nodewire.protocol.verification import sample as verification
-from nodewire.protocol.verification.sample import Report
 from nodewire.protocol.verification.statement import FrameStatement, digest_of, hashed
 from nodewire.verify.recomputation import Equivocated
-from tests.oracle.court.test_oracle_docket import COMMITTEE, SEATS
-from tests.oracle.courtroom import MANIFEST as COURT_MANIFEST
-from tests.oracle.courtroom import PROVIDER as JUDGED
-from tests.oracle.courtroom import VERIFIER, sample_of
-from tests.protocol.committee.actors import GENESIS_S, digest, keys
+from tests.protocol.committee.actors import keys
 from tests.verify.test_recompute_inputs import HONEST, OTHER, PROVIDER, REQUEST, UPSTREAM, hashes, job
 
 __all__ = ["job"]
@@ -64,28 +54,3 @@ async def test_a_producer_that_shows_no_frames_to_judges_leaves_the_blame_with_w
     job.silent[UPSTREAM.public, "frames"] = NotAllowed("test", "not shown")
     with pytest.raises(Withheld):
         await job.computed()
-
-
-def test_reports_for_and_against_change_nothing_at_any_oracle():
-    """6844 by a drawn verifier, true or false, before or after: only certified roots and their openings count."""
-    evidence = SimpleNamespace(can_recompute=True)
-    nothing, market = SimpleNamespace(snapshots=dict), SimpleNamespace(committee=COMMITTEE)
-    court = Court(
-        SEATS[0].keys,
-        nothing,
-        market,
-        nothing,
-        evidence,
-        nothing,
-        SimpleNamespace(time_s=lambda: GENESIS_S + 0.0),
-    )
-    sample = sample_of(digest("root"))
-    court._feed(EpochDraw(1, digest("body"), (sample,), {sample.request: COURT_MANIFEST}, {}))
-    before = court.state
-    for outcome, root in (("computed", sample.root), ("computed", digest("another")), ("withheld", "")):
-        report = Report(
-            committee=COMMITTEE.digest(), drawn=1, provider=JUDGED.public, request=sample.request, task=sample.task,
-            chunk=sample.chunk, attempt=0, outcome=outcome, root=root, epoch=2 if root else 0,
-        )  # fmt: skip
-        court._came(verification.build_report(VERIFIER, report, created_at=1))
-    assert court.state == before

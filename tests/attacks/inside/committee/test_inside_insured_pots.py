@@ -48,10 +48,10 @@ async def claimed(world, request, drawn, epoch):
             said = bm.verdict_of(request, task=task, chunk=chunk, provider=provider.public, agreed=(0,), epoch=epoch)
             cases.append(world.present(said, request).case)
     got_msat = 0
-    for case in sorted(cases, key=lambda one: -world.treasurer.due_msat(one, VERIFIERS[0].public)):
-        due_msat = world.treasurer.due_msat(case, VERIFIERS[0].public)
+    for case in sorted(cases, key=lambda one: -world.treasurer.case_due_msat(one, VERIFIERS[0].public)):
+        due_msat = world.treasurer.case_due_msat(case, VERIFIERS[0].public)
         try:
-            got_msat += due_msat if due_msat and world.claim(VERIFIERS[0], case, due_msat).is_paid else 0
+            got_msat += due_msat if due_msat and world.claim(VERIFIERS[0], case).state == "paid" else 0
         except PaymentFailed:  # what is refused is not gained
             continue
     return got_msat
@@ -100,7 +100,7 @@ async def test_a_friend_that_commits_to_a_providers_chunk_too_draws_nothing(worl
     world.clock.now_s += 1
     about = {"task": "stage.0", "epoch": (int(world.clock.now_s) - bm.GENESIS_S) // 2 + 1}
     case = world.present(bm.verdict_of(request, agreed=(0,), **about, provider=OTHER.public), request).case
-    assert world.treasurer.due_msat(case, VERIFIERS[0].public) > 0
+    assert world.treasurer.case_due_msat(case, VERIFIERS[0].public) > 0
     with pytest.raises(BadInput, match="task"):
         world.present(bm.verdict_of(request, agreed=(0,), **about, provider=PROVIDER.public), request)
 

@@ -7,10 +7,11 @@ from collections import Counter
 import pytest
 
 import tests.pay.bond_market as bm
-from nodewire.errors import BadInput, BadInvoice, BadQuorum, Busy, NotAllowed
+from nodewire.errors import BadInput, BadQuorum, BadSignature, Busy, NotAllowed, PaymentFailed
 from nodewire.nostr import event as events
 from nodewire.pay.bond.settlement import WITHHELD_TIMES
 from nodewire.protocol.committee import oracle_round
+from nodewire.protocol.job.share_statement import ShareStatement
 from nodewire.protocol.verification import verdict
 from nodewire.protocol.verification.verdict import Certificate
 from simnet import shares
@@ -37,35 +38,91 @@ async def fill_pool(world):
         await world.share(chunk, request=bm.request(salt="others"))
 
 
-@pytest.mark.parametrize("times", [1, 3, 70])
-async def test_a_customer_that_adds_a_msat_after_the_draw_does_not_take_the_insurance_from_its_verifiers(world, times):
+async def test_a_customer_that_states_otherwise_after_the_draw_does_not_take_the_insurance_from_its_verifiers(world):
     """Nobody gains but spite: the share had come in time, and still the honest verifier went unpaid."""
     await fill_pool(world)
     drawn_s(world)
     await world.share(0)
     world.clock.now_s += 10
-    for extra in range(times):
-        world.clock.now_s += QUOTE_S
-        await world.share(0, amount_msat=1 + extra)
+    await world.lump(1, amount_msat=10 * SHARE_MSAT)
+    for msat in (1, SHARE_MSAT - 1, SHARE_MSAT + 1):  # a statement that falls, or rises
+        with pytest.raises(NotAllowed, match="was stated with"):
+            world.treasurer.book_shares(bm.statement(0, msat))
+    world.treasurer.book_shares(bm.statement(0))  # replayed
     world.clock.now_s += 2 * QUOTE_S  # all pots are closed
     case = world.present(bm.verdict_of()).case
-    assert world.claim(VERIFIERS[0], case, PRICE_MSAT).is_paid
+    assert world.claim(VERIFIERS[0], case).state == "paid"
+    assert world.treasurer.ahead_msat(CUSTOMER.public) == 10 * SHARE_MSAT
 
 
-async def test_what_is_added_after_the_draw_insures_nothing(world):
+async def test_what_is_stated_after_the_draw_insures_nothing(world):
+    """Lumps that were there in time do not count: the share was not stated."""
     await fill_pool(world)
     drawn_s(world)
+    await world.lump(amount_msat=10 * SHARE_MSAT)
     await world.share(0, amount_msat=SHARE_MSAT // 10)
     world.clock.now_s += 10
-    await world.share(0, amount_msat=SHARE_MSAT)
+    world.treasurer.book_shares(bm.statement(1, SHARE_MSAT))
     world.clock.now_s += 100 * RULES.delay_s  # the pot is closed
     case = world.present(bm.verdict_of()).case
-    assert (
-        world.treasurer.due_msat(case, VERIFIERS[0].public)
-        == SHARE_MSAT // 10 * 9 // 10 * bm.PRICE_MSAT // SHARE_MSAT * 2
-    )
-    with pytest.raises(BadInvoice):
-        world.claim(VERIFIERS[0], case, PRICE_MSAT)
+    due_msat = SHARE_MSAT // 10 * 9 // 10 * bm.PRICE_MSAT // SHARE_MSAT * 2
+    assert world.treasurer.case_due_msat(case, VERIFIERS[0].public) == due_msat
+    late = world.present(bm.verdict_of(chunk=1)).case
+    assert world.treasurer.case_due_msat(late, VERIFIERS[0].public) == 0
+    with pytest.raises(PaymentFailed, match="covers"):
+        world.treasurer.claim(VERIFIERS[0].public, late)
+
+
+async def test_nobody_states_more_than_was_paid_ahead_and_nothing_is_booked_by_half(world):
+    await world.lump(amount_msat=3 * SHARE_MSAT)
+    with pytest.raises(PaymentFailed, match="3000 msat are paid ahead, and 4000 msat"):
+        world.treasurer.book_shares(bm.statement(0, *[SHARE_MSAT] * 4))
+    assert world.treasurer.pot(REQUEST.id) == (0, 0)
+    world.treasurer.book_shares(bm.statement(0, *[SHARE_MSAT] * 3))
+    with pytest.raises(PaymentFailed):
+        world.treasurer.book_shares(bm.statement(3))
+    with pytest.raises(PaymentFailed):  # another's lump pays nothing of it
+        world.treasurer.book_shares(bm.statement(4, sender=bm.STRANGER))
+    assert world.treasurer.ahead_msat(CUSTOMER.public) == 0
+
+
+async def test_a_lump_pays_two_racing_statements_once(world):
+    """Of two jobs that state the same balance the second is refused, in whatever order and how often they come."""
+    other = bm.request(salt="second")
+    await world.lump(amount_msat=SHARE_MSAT)
+    said = bm.statement(0), bm.statement(0, request=other)
+    world.treasurer.book_shares(said[0])
+    for _ in range(3):
+        world.reopen()  # between the booking and the answer
+        assert world.treasurer.book_shares(said[0]) == 0
+        with pytest.raises(PaymentFailed):
+            world.treasurer.book_shares(said[1])
+    assert (world.treasurer.pot(REQUEST.id)[0], world.treasurer.pot(other.id)[0]) == (SHARE_MSAT * 9 // 10, 0)
+
+
+async def test_a_statement_that_its_customer_did_not_sign_or_that_is_for_another_holder_books_nothing(world):
+    await world.lump(amount_msat=9 * SHARE_MSAT)
+    said = bm.statement(0)
+    theirs = bm.statement(0, sender=bm.STRANGER)
+    changed = [
+        {"shares": [2 * SHARE_MSAT]},
+        {"request": bm.request(salt="another").id},
+        {"chunk": 1},
+        {"customer": bm.STRANGER.public},
+        {"sig": theirs.sig},
+    ]
+    for changes in changed:
+        with pytest.raises(BadSignature):
+            world.treasurer.book_shares(ShareStatement.from_document({**said.document(), **changes}))
+    with pytest.raises(NotAllowed, match="another"):
+        world.treasurer.book_shares(bm.statement(0, holder=bm.OTHER))
+    assert world.treasurer.ahead_msat(CUSTOMER.public) == 9 * SHARE_MSAT
+
+
+async def test_a_share_that_somebody_else_states_for_a_request_is_not_its_customers(world):
+    await world.share(0, sender=bm.STRANGER)
+    case = world.present(bm.verdict_of()).case
+    assert world.treasurer.case_due_msat(case, VERIFIERS[0].public) == 0
 
 
 async def test_a_cheater_that_is_its_own_customer_verifiers_and_an_oracle_gets_back_half_at_most(world):
@@ -218,6 +275,7 @@ def test_one_claim_is_paid_once_though_an_oracle_and_a_verifier_are_the_same_key
     said = bm.failed(verifiers=((both.public, True),))
     judged = world.present(said)
     assert judged.payouts[both.public] == 2 * PRICE_MSAT
-    assert world.claim(both, judged.case, 2 * PRICE_MSAT).is_paid
-    world.claim(both, judged.case, 2 * PRICE_MSAT)
+    assert world.claim(both, judged.case).state == "paid"
+    with pytest.raises(PaymentFailed):
+        world.claim(both, judged.case)
     assert world.balance("payee") == 1_000_000 + 2 * PRICE_MSAT

@@ -59,7 +59,8 @@ async def test_who_says_that_its_neighbours_worker_died_keeps_it_from_no_later_j
 @pytest.mark.parametrize("error", [Busy("links", "1024 are open"), NotAllowed("npub", "not admitted")])
 async def test_a_member_that_turns_a_link_away_ends_the_job_and_is_not_taken_for_gone(error):
     member = object.__new__(Membership)
-    member._doubted, member._returns, member._addresses, member._kept = set(), Counter(), {}, {}
+    member._doubted, member._returns = set(), Counter()
+    member._addresses, member._kept = {HONEST.public: ["127.0.0.1:1"]}, {HONEST.public: SimpleNamespace()}
     member.lost_here, member._request = set(), REQUEST
     ended = []
     member.mailbox = SimpleNamespace(cancel=ended.append)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from nodewire.errors import BadInput, BadTask, NotFound
 from nodewire.llm.checkpoint.checkpoint import open_checkpoint
 from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
-from nodewire.llm.local.reference import Whole
+from nodewire.llm.local.reference import LocalDecoder
 from nodewire.llm.tokens.meta_tokenizer import converted
 from nodewire.llm.tokens.sampling_params import Sampling
 from nodewire.llm.tokens.tokenizer import Tokenizer
@@ -83,7 +83,7 @@ def test_the_two_layouts_say_the_same(tmp_path, how):
     theirs = make_model(tmp_path / "theirs", shape, torch.bfloat16)
     params = {"rope_theta": 500_000.0, "use_scaled_rope": True} if new else {}
     ours = in_metas_layout(theirs, tmp_path / "ours", **params)
-    expected, whole = (Whole(one, context=256, dtype="float32") for one in (theirs, ours))
+    expected, whole = (LocalDecoder(one, context=256, dtype="float32") for one in (theirs, ours))
     assert torch.equal(expected.logits(PROMPT), whole.logits(PROMPT))
     tokens = list(whole.tokens(PROMPT, Sampling(40)))
     registration = split_decoder(

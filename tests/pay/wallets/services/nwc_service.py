@@ -43,12 +43,16 @@ class NwcService:
         self.keys, self.client = Keys.generate(), Keys.generate()
         self.methods = list(METHODS)
         self.network = "regtest"
+        self.announces = True
+        """Whether it publishes its info event."""
         self.encryption: str | None = "nip44_v2 nip04"
         """As its info event has it. A service that has no NIP-44 answers by NIP-04."""
         self.drops: list[str] = []
         """Methods whose next answer is lost, after what was asked has been done."""
         self.forgets = False
         """Whether it has no record of what went."""
+        self.texts: dict[str, str] = {}
+        """By method, an answer that it gives in place of each of its own, as it stands."""
         self.rounds = False
         self.drops_hash = False
         self.asked: list[str] = []
@@ -64,7 +68,8 @@ class NwcService:
         async with Pool([self.relay], self.keys) as pool:
             tags = [["encryption", self.encryption]] if self.encryption is not None else []
             info = sign(self.keys, 13194, created_at=int(time.time()), content=" ".join(self.methods), tags=tags)
-            await pool.publish(info)
+            if self.announces:
+                await pool.publish(info)
             listening = asyncio.create_task(self._listen(pool))
             try:
                 yield self
@@ -97,7 +102,7 @@ class NwcService:
         if method in self.drops:
             self.drops.remove(method)
             return
-        text = json.dumps(said)
+        text = self.texts.get(method, json.dumps(said))
         content = (
             nip44_encrypt(secret, public, text, Nip44Version.V2) if modern else nip04_encrypt(secret, public, text)
         )
