@@ -30,14 +30,15 @@ import sqlite3
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.report import Report, run
-from bench.tools.pay_roles import LEDGERS, Setup, live
+from bench.tools.pay_roles import LEDGERS, Account, Setup, live
 from nodewire.errors import NodewireError
 from nodewire.pay.accounts.ledger import Ledger
 from processes.market import free_port
@@ -99,6 +100,14 @@ class Found:
         return self.ended and not self.error and not self.lost_msat and not self.double_paid_msat
 
 
+class Moved(NamedTuple):
+    """What left the customer's wallet, and what came into the provider's; by payment hash what the provider got."""
+
+    spent_msat: int
+    came_msat: int
+    settled: Mapping[str, int]
+
+
 class Trial:
     """One customer, one provider, one network, until all jobs are bought."""
 
@@ -114,12 +123,16 @@ class Trial:
     async def run(self) -> Found:
         began = time.monotonic()
         found = Found(self._setup.jobs)
-        living = {"network": asyncio.create_task(self._lives("network"))}
+        living = {"network": asyncio.create_task(self._keep_network())}
         try:
             await self._open_accounts()
             living |= {role: asyncio.create_task(self._lives(role)) for role in ("provider", "customer")}
             customer = living["customer"]
             async with asyncio.timeout(self._patience_s):
+                await asyncio.wait(living.values(), return_when=asyncio.FIRST_COMPLETED)
+                for ended in living.values():  # of the others none ends but by its own error
+                    if ended.done():
+                        ended.result()
                 await customer
                 self._is_calm = True  # what the provider still has to hear and to tell
                 await self._until_heard()
@@ -133,8 +146,12 @@ class Trial:
         found.seconds = round(time.monotonic() - began, 1)
         return found
 
+    async def _keep_network(self) -> None:
+        """Have what moves the money die and come back until the end."""
+        await self._lives("network")
+
     async def _open_accounts(self) -> None:
-        tokens = []
+        accounts = []
         for name, msat in (("customer", RICH_MSAT), ("provider", 0)):
             while True:
                 try:
@@ -143,8 +160,8 @@ class Trial:
                 except NodewireError:  # it starts, or it has died
                     await asyncio.sleep(0.1)
             await wallet.close()
-            tokens.append(token)
-        self._setup = replace(self._setup, tokens=(tokens[0], tokens[1]))
+            accounts.append(Account(self._setup.network_url, token))
+        self._setup = replace(self._setup, accounts=(accounts[0], accounts[1]))
 
     async def _lives(self, role: str) -> None:
         """One life after another, until one ends by itself."""
@@ -188,8 +205,9 @@ class Trial:
     async def _until_heard(self) -> None:
         """Return when the provider has counted and receipted every payment of the customer's."""
         wanted = self._rows("customer", "SELECT count(*) FROM payments WHERE state = 'paid'")[0][0]
-        sql = "SELECT count(*) FROM quotes WHERE state = 'receipted'"
-        while self._rows("provider", sql)[0][0] < wanted:  # noqa: ASYNC110 - another process writes it
+        signed = "SELECT count(*) FROM quotes WHERE state = 'receipted'"
+        waiting = "SELECT count(*) FROM receipt_relays WHERE state = 'waiting'"
+        while self._rows("provider", signed)[0][0] < wanted or self._rows("provider", waiting)[0][0]:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
 
     def _rows(self, role: str, sql: str) -> list[tuple[Any, ...]]:
@@ -204,20 +222,18 @@ class Trial:
     async def _judge(self, found: Found) -> None:
         """Compare the books of both sides with each other, with both wallets, and with what was delivered."""
         setup, folder = self._setup, self._setup.folder
-        simnet = Simnet(folder / "simnet.db", conditions=setup.conditions)
+        money = await self._moved(found)
         theirs, own = Ledger(folder / "provider.db"), Ledger(folder / "customer.db")
-        nodes = [simnet.account_of(token) for token in setup.tokens]
-        wallets = [simnet.balance_msat(node) for node in nodes]
         tab, spent = own.tab(setup.provider.public), own.spent()
         customer = setup.customer.public
         balance_msat, owed_msat = theirs.balance_msat(customer), theirs.owed_msat(customer)
         delivered_msat = sum(sum(setup.amounts(number)) for number in range(setup.jobs))
-        state = simnet.state
-        (fees_msat,) = self._rows("customer", "SELECT coalesce(sum(fee_msat), 0) FROM payments WHERE state = 'paid'")[0]
-        found.lost = {
-            "the network's money": state.issued_msat - sum(state.balances.values()) - state.held_msat(),
-            "the customer's wallet and its book": RICH_MSAT - wallets[0] - tab.paid_msat - fees_msat,
-            "the provider's wallet and its book": wallets[1] - theirs.paid_msat(customer),
+        paid = "SELECT payment_hash, coalesce(fee_msat, 0) FROM payments WHERE state = 'paid'"
+        known = dict(self._rows("customer", paid))
+        fees_msat = sum(known.values())
+        found.lost |= {
+            "the customer's wallet and its book": money.spent_msat - tab.paid_msat - fees_msat,
+            "the provider's wallet and its book": money.came_msat - theirs.paid_msat(customer),
             "what was paid, and what came": tab.paid_msat - theirs.paid_msat(customer),
             "both tabs": (tab.owed_msat - tab.ahead_msat) - (owed_msat - balance_msat),
             "what is owed in the end": owed_msat,
@@ -226,31 +242,44 @@ class Trial:
             - balance_msat
             - theirs.earned_msat(),
         }
-        settled = [one for one in state.invoices.values() if one.payer == nodes[0] and one.phase == "settled"]
-        known = {
-            payment_hash
-            for (payment_hash,) in self._rows("customer", "SELECT payment_hash FROM payments WHERE state = 'paid'")
-        }
         beyond = "SELECT sum(msat) - max(debts.amount_msat) AS more FROM parts JOIN debts USING (job, payee, chunk, "
         beyond += "attempt) JOIN payments USING (payment_hash) WHERE payments.state = 'paid' "
         beyond += "GROUP BY debts.job, debts.payee, debts.chunk, debts.attempt HAVING more > 0"
-        found.double_paid_msat = sum(one.amount_msat for one in settled if one.payment_hash not in known)
+        settled_msat = money.settled
+        found.double_paid_msat = sum(msat for payment_hash, msat in settled_msat.items() if payment_hash not in known)
         found.double_paid_msat += sum(more for (more,) in self._rows("customer", beyond))
-        found.double_paid_msat += max(0, sum(one.amount_msat for one in settled) - delivered_msat - tab.ahead_msat)
-        refused = list(state.refusals.values())
-        fates = [setup.conditions.fate(one.payment_hash) for one in (*settled, *refused)]
-        found.payments, found.paid_msat, found.fees_msat = len(settled), tab.paid_msat, spent.fees_msat
-        found.no_route = sum("no route" in one.reason for one in refused)
-        found.stuck = sum(fate.is_stuck for fate in fates)
-        found.stuck_and_back = sum("went back" in one.reason for one in refused)
+        found.double_paid_msat += max(0, sum(settled_msat.values()) - delivered_msat - tab.ahead_msat)
+        found.payments, found.paid_msat, found.fees_msat = len(settled_msat), tab.paid_msat, spent.fees_msat
         found.forgiven = len(_lines(folder / "forgiven"))
         found.surprises = dict(Counter(line[:120] for line in _lines(folder / "surprises")))
         found.receipts = len(set(_lines(folder / "receipts")))
-        found.lost["receipts beside payments"] = found.receipts - len(settled)
+        found.lost["receipts beside payments"] = found.receipts - len(settled_msat)
         deaths = [json.loads(line) for line in _lines(folder / "deaths.jsonl")]
         found.died = dict(sorted((self._killed + Counter(f"{d['role']}, before {d['step']}" for d in deaths)).items()))
-        for book in (theirs, own, simnet):
+        for book in (theirs, own):
             book.close()
+
+    async def _moved(self, found: Found) -> Moved:
+        """By the network's own books. What else only they say is put into `found`."""
+        setup = self._setup
+        simnet = Simnet(setup.folder / "simnet.db", conditions=setup.conditions)
+        payer, payee = (simnet.account_of(account.secret) for account in setup.accounts)
+        state = simnet.state
+        found.lost["the network's money"] = state.issued_msat - sum(state.balances.values()) - state.held_msat()
+        settled = [one for one in state.invoices.values() if one.payer == payer and one.phase == "settled"]
+        refused = list(state.refusals.values())
+        tried = [*(one.payment_hash for one in settled), *(one.payment_hash for one in refused)]
+        fates = [setup.conditions.fate(payment_hash) for payment_hash in tried]
+        found.no_route = sum("no route" in one.reason for one in refused)
+        found.stuck = sum(fate.is_stuck for fate in fates)
+        found.stuck_and_back = sum("went back" in one.reason for one in refused)
+        moved = Moved(
+            RICH_MSAT - simnet.balance_msat(payer),
+            simnet.balance_msat(payee),
+            {one.payment_hash: one.amount_msat for one in settled},
+        )
+        simnet.close()
+        return moved
 
 
 def _lines(path: Path) -> list[str]:

@@ -15,7 +15,7 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,15 +36,16 @@ from nodewire.errors import (
 )
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
-from nodewire.pay.accounts import debts, payer
+from nodewire.pay.accounts import debts, payer, till
 from nodewire.pay.accounts.debts import Debt, Key, Payment
 from nodewire.pay.accounts.dues import CreditTerms, Due
 from nodewire.pay.accounts.ledger import Ledger
-from nodewire.pay.accounts.payer import PAID, Payer
+from nodewire.pay.accounts.payer import PAID, Payer, ZapTerms
 from nodewire.pay.accounts.till import Till
 from nodewire.pay.lightning import invoices, lnurl
 from nodewire.pay.lightning.lnurl_server import Endpoint, serve_endpoint
 from nodewire.pay.lightning.wallet import Receipt
+from nodewire.pay.wallets.electrum import ElectrumWallet
 from nodewire.provider.inference.credit import Credit
 from simnet.__main__ import simnet as run_simnet
 from simnet.conditions import Conditions
@@ -66,6 +67,18 @@ LATE_S = 4.0
 
 
 @dataclass(frozen=True, slots=True)
+class Account:
+    """A wallet of the simulated network, or of an Electrum daemon, which has a user's name."""
+
+    url: str
+    secret: str
+    user: str = ""
+
+    def open(self) -> SimWallet | ElectrumWallet:
+        return ElectrumWallet(self.url, self.user, self.secret) if self.user else SimWallet(self.url, self.secret)
+
+
+@dataclass(frozen=True, slots=True)
 class Setup:
     """What every life knows. `conditions` are of the network; `scale` shortens every wait of the roles alike."""
 
@@ -76,8 +89,8 @@ class Setup:
     conditions: Conditions
     ports: tuple[int, int, int]
     """The simulated network's, the LNURL endpoint's, and that of the provider's work."""
-    tokens: tuple[str, str] = ("", "")
-    """The customer's and the provider's account."""
+    accounts: Sequence[Account] = ()
+    """The customer's and the provider's, once they are open."""
     mutant: str = ""
 
     @property
@@ -142,7 +155,7 @@ class ForgetsAttempt(Ledger):
     _told: dict[str, Payment]
 
     def record(self, payment_hash: str, event: debts.Event) -> Payment:
-        told = self.__dict__.setdefault("_told", {})
+        told: dict[str, Payment] = self.__dict__.setdefault("_told", {})
         if isinstance(event, debts.PaymentAttempt):
             return told.setdefault(payment_hash, debts.apply(event, self.payment(payment_hash)))
         if (attempt := told.pop(payment_hash, None)) is not None:
@@ -223,14 +236,13 @@ class ProviderLife:
         self._setup = setup
         self._steps = Steps(setup, "provider", last)
         self._ledger = setup.ledger("provider")
-        self._wallet = SimWallet(setup.network_url, setup.tokens[1])
-        self._till = Till(
-            setup.provider, self._wallet, self._ledger, self._publish, expiry_s=max(2, round(EXPIRY_S * setup.scale))
-        )
+        self._wallet = setup.accounts[1].open()
+        till.EXPIRY_S = max(2, round(EXPIRY_S * setup.scale))
+        self._till = Till(setup.provider, self._wallet, self._ledger, self._publish)
         self._credits: dict[str, Credit] = {}
         self._steps.before(self._wallet, "invoice")
         self._steps.before(self._ledger, "owe", "mark_claimed", "quoted", "settled", "receipted")
-        self._steps.before(self._till, "_publish")
+        self._steps.before(self._till._courier, "_publish")
 
     async def run(self) -> None:
         setup = self._setup
@@ -303,7 +315,7 @@ class CustomerLife:
         self._setup = setup
         self._late = random.Random(f"{setup.seed}/late")
         self._ledger = setup.ledger("customer")
-        self._wallet = SimWallet(setup.network_url, setup.tokens[0])
+        self._wallet = setup.accounts[0].open()
         self._payer = Payer(setup.customer, self._wallet, self._ledger, network=invoices.REGTEST)
         self._fetch = lnurl.over_lnurl(
             setup.lnurl, nostr_pubkey=setup.provider.public, network=invoices.REGTEST, allow_private=True
@@ -375,7 +387,12 @@ class CustomerLife:
         while True:
             try:
                 return await self._payer.pay(
-                    key, amount_msat, self._fetch, relays=RELAYS, lnurl=lnurl.encode(self._setup.lnurl), credit=credit
+                    key,
+                    amount_msat,
+                    self._fetch,
+                    relays=RELAYS,
+                    lnurl=lnurl.encode(self._setup.lnurl),
+                    terms=ZapTerms(credit=credit),
                 )
             except NodewireError as error:
                 if isinstance(error, NotAllowed) and error.field == PAID:

@@ -97,6 +97,16 @@ async def measure_all(nodes: dict[str, dict[str, str]]) -> dict[str, Any]:
             await wallet.close()
 
 
+def kill_all(network: Network) -> dict[str, Any]:
+    """What the bench says of payments whose every party dies."""
+    command = [sys.executable, "-m", "bench.market.chaos_pay_nodes", str(network.folder), "--json"]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=False)
+    if not done.stdout:
+        raise SetupError(f"bench.market.chaos_pay_nodes ended with {done.returncode}")
+    said = json.loads(done.stdout)
+    return {"ok": done.returncode == 0, **said["arms"].get("nodes", {}), "summary": said["summary"]}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tools.lightning.check", description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=Path("build/lightning"))
@@ -113,14 +123,19 @@ def main() -> int:
         tests = {name: run_tests(network.state_file, *chosen) for name, chosen in RUNS.items()}
         network.up()
         market = asyncio.run(trade(network))
+        deaths = kill_all(network)
     except (SetupError, RpcError, OSError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     finally:
         if not asked.stay:
             network.down()
-    ok = market["ok"] and all(one["passed"] and not one["failed"] and not one["skipped"] for one in tests.values())
-    found = {"setup_s": up_s, "latency": latency, "tests": tests, "market": market}
+    ok = (
+        market["ok"]
+        and deaths["ok"]
+        and all(one["passed"] and not one["failed"] and not one["skipped"] for one in tests.values())
+    )
+    found = {"setup_s": up_s, "latency": latency, "tests": tests, "market": market, "all_die": deaths}
     print(json.dumps({"bench": "lightning", **found, "ok": ok}))
     return 0 if ok else 1
 
