@@ -29,7 +29,7 @@ from simnet.conditions import Conditions
 from tools.lightning.network import NODES, Network
 
 JOBS, QUICK_JOBS = 20, 3
-LIFE_S = 8.0
+LIFE_S = 3.0
 """How long the nodes are left alone between two deaths: a payment takes .6 s, and channels some seconds to be back."""
 PATIENCE_S = 1_800.0
 

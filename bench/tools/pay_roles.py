@@ -26,6 +26,7 @@ from aiohttp import web
 
 from nodewire.errors import (
     BadInvoice,
+    Busy,
     LinkLost,
     NodewireError,
     NotAllowed,
@@ -59,8 +60,9 @@ AT_ONCE = 6
 """Jobs that the customer has at a time."""
 WAIT_S, EXPIRY_S = payer._WAIT_S, 60.0
 """How long a payer waits for a payment, and how long an invoice lives, before `Setup.scale`."""
-TROUBLE = (LinkLost, PaymentFailed, TimedOut)
-"""What a customer meets where others die and payments fail. Anything else is a fault."""
+TROUBLE = (Busy, LinkLost, PaymentFailed, TimedOut)
+"""What a customer meets where others die and payments fail. Anything else is a fault. Busy: eight invoices of a chunk
+are unpaid, since payments of them failed."""
 AGAIN_S = 0.05
 LATE_S = 4.0
 """How long a claim is on its way at most, before `Setup.scale`: claims come in another order than they were made."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -89,9 +90,8 @@ class Till:
         Raises:
             BadZap: the request breaks a clause.
             NotFound: nothing is due for that job, chunk and attempt.
-            NotAllowed: it is paid and nothing is owed, or too many invoices are open for the chunk; or what `expect`
-                raises.
-            Busy: too many invoices for tips are open.
+            NotAllowed: it is paid and nothing is owed; or what `expect` raises.
+            Busy: too many invoices are open, for the chunk or for tips.
 
         """
         request = nip57.parse_request(zap_request, amount_msat=amount_msat, receipt_signer=self._keys.public)
@@ -231,9 +231,10 @@ class Till:
                     invoice = invoices.decode(earlier.bolt11)
                     if not invoice.is_expired(now_s):
                         return invoice
-            live = sum(not invoices.decode(earlier.bolt11).is_expired(now_s) for earlier in quotes[-MAX_QUOTES:])
-            if live >= MAX_QUOTES:
-                raise NotAllowed("invoice", f"{live} for this chunk are unpaid: pay one of them")
+            newest = [invoices.decode(earlier.bolt11) for earlier in quotes[-MAX_QUOTES:]]
+            if len(newest) == MAX_QUOTES and not any(one.is_expired(now_s) for one in newest):
+                again_s = math.ceil(min(one.expires_at_s for one in newest) - now_s)
+                raise Busy("invoices", f"{MAX_QUOTES} for this chunk are unpaid. Pay one, or come again in {again_s} s")
             invoice = await self._wallet.invoice(amount_msat, description=description, expiry_s=expiry_s)
             self._ledger.quoted(Quote(key, invoice.payment_hash, zap_request, invoice.bolt11, wallet))
             return invoice

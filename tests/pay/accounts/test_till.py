@@ -12,13 +12,13 @@ import time
 
 import pytest
 
-from nodewire.errors import NotAllowed, RelayRefused, TimedOut
+from nodewire.errors import Busy, NotAllowed, RelayRefused, TimedOut
 from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts import zaps
 from nodewire.pay.accounts.debts import Key
 from nodewire.pay.accounts.dues import Due
 from nodewire.pay.accounts.ledger import Ledger
-from nodewire.pay.accounts.till import Till
+from nodewire.pay.accounts.till import EXPIRY_S, Till
 from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.wallet import ABILITIES, Receipt, WalletInfo
 
@@ -93,7 +93,18 @@ async def test_one_request_gets_one_invoice_however_many_callbacks_come_at_once(
 async def test_the_bound_of_invoices_for_one_chunk_holds_for_callbacks_at_once(shop):
     made = await asyncio.gather(*(shop.quote(n) for n in range(12)), return_exceptions=True)
     refused = [one for one in made if isinstance(one, Exception)]
-    assert (len(shop.node.preimages), [one.field for one in refused]) == (8, ["invoice"] * 4)
+    assert (len(shop.node.preimages), [type(one) for one in refused]) == (8, [Busy] * 4)
+
+
+async def test_a_customer_whose_payments_failed_hears_when_it_gets_another_invoice(shop):
+    """A payment that failed is not tried again by its invoice: after eight of them the oldest must expire first."""
+    for n in range(8):
+        await shop.quote(n)
+    with pytest.raises(Busy, match=rf"come again in ({EXPIRY_S}|{EXPIRY_S - 1}|{EXPIRY_S - 2}) s"):
+        await shop.quote(8)
+    later = Till(PROVIDER, shop.node, shop.ledger, publish_nothing, now_s=lambda: time.time() + EXPIRY_S + 1)
+    shop.till = later
+    assert (await shop.quote(8)).payment_hash in shop.node.preimages
 
 
 @pytest.mark.parametrize("amount_msat", [0, 1, DUE_MSAT - 1])
