@@ -35,8 +35,9 @@ from typing import Any
 from bench.fuzz.wire import floods, spoilt_streams, streams
 from bench.fuzz.wire.readers import Fault, Reader, decoded
 from bench.fuzz.wire.strangers import Doors
-from bench.report import Report, run, say
+from bench.report import Report, run
 from bench.tools.apart import CHILD, Died, apart
+from processes.progress import say
 
 CASES = {"decoder": 700_000, "node": 300_000, "auth": 4_500, "certificate": 4_000, "greeting": 1_500}
 QUICK_CASES = {"decoder": 4_000, "node": 2_000, "auth": 100, "certificate": 100, "greeting": 60}

@@ -21,7 +21,7 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
-from bench.report import Report, run, say
+from bench.report import Report, run
 from bench.tools import own_machine
 from nodewire.nostr.event import Event, sign, verify
 from nodewire.nostr.nips import nip40
@@ -35,6 +35,7 @@ from nodewire.protocol.committee import oracle_round
 from nodewire.protocol.committee.committee import KEPT_EPOCHS, Committee
 from nodewire.protocol.committee.oracle_round import InventoryEvent, Proposal
 from nodewire.protocol.market import snapshot
+from processes.progress import say
 from tests.oracle.sky import Sky
 from tests.oracle.test_oracle_growth import COMMITTEE_KINDS, market
 from tests.protocol.committee.actors import GENESIS_S, HOLDER, Provider, committee, digest

@@ -23,8 +23,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from bench.report import Report, run, say, spread
+from bench.report import Report, run, spread
 from bench.tools.wan import Host, Wan, unavailable
+from processes.progress import say
 
 KILLS, HOLES, OUTAGES, FRAMES, BUSY_S = 30, 10, 5, 100_000, 30.0
 QUICK_KILLS, QUICK_HOLES, QUICK_OUTAGES, QUICK_FRAMES, QUICK_BUSY_S = 3, 1, 1, 5_000, 5.0

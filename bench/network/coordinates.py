@@ -28,11 +28,12 @@ from pathlib import Path
 from statistics import linear_regression, median
 from typing import Any
 
-from bench.report import Report, percentile, run, say
+from bench.report import Report, percentile, run
 from bench.tools.lines import said, tell
 from bench.tools.wan import SHARD_MS, Host, Wan, unavailable
 from nodewire.protocol.market.coordinates import Coordinates, rtt_us
 from nodewire.wire.measure.vivaldi import Claim, Vivaldi
+from processes.progress import say
 
 NODES, QUICK_NODES, DIALS, ROUNDS, SEEDS = 100, 40, 8, 100, 3
 NOISE, LIARS, LIE_US = 0.03, 0.2, 200_000

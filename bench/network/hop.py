@@ -20,7 +20,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from bench.report import Report, percentile, run, say
+from bench.report import Report, percentile, run
+from processes.progress import say
 
 SIZES = {"8_KiB": 8_192, "64_KiB": 65_536, "1_MiB": 2**20, "64_MiB": 64 * 2**20}
 TIMES = {"8_KiB": 300, "64_KiB": 300, "1_MiB": 100, "64_MiB": 4}

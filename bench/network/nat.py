@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.network.nat_node import MARKER
-from bench.report import Report, run, say, spread
+from bench.report import Report, run, spread
 from bench.tools.wan import Host, Wan, unavailable
+from processes.progress import say
 
 RTT_MS = {("a", "b"): 60.0, ("a", "s"): 30.0, ("b", "s"): 50.0}
 PAIRS = {

@@ -102,7 +102,7 @@ class _Times:
     def __init__(self) -> None:
         self.exchanged_s: float | None = None
         self.punched_s: float | None = None
-        climb, punch, answer = rendezvous.climb, strategies.punch, strategies.answer
+        climb, punch, answer = rendezvous.climb, strategies.punch, strategies.answer  # type: ignore[attr-defined]
 
         async def climbing(*args: Any, **named: Any) -> Link:
             self.exchanged_s = time.perf_counter()
@@ -116,7 +116,7 @@ class _Times:
 
             return work
 
-        rendezvous.climb, strategies.punch, strategies.answer = climbing, timed(punch), timed(answer)
+        rendezvous.climb, strategies.punch, strategies.answer = climbing, timed(punch), timed(answer)  # type: ignore[attr-defined]
 
     def said(self, linked_s: float) -> dict[str, float]:
         found = {}

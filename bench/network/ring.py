@@ -20,9 +20,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.report import Report, percentile, run, say
+from bench.report import Report, percentile, run
 from bench.tools.lines import said, tell
 from bench.tools.wan import SHARD_MS, Host, Wan, unavailable
+from processes.progress import say
 
 FRAME_BYTES = 65_536
 UPLINK_MBIT = 20.0

@@ -34,7 +34,7 @@ import torch
 
 from bench.network.transition_jobs import BRANCHES, CHAIN, LONG, ROWS, SIDE, URGENT, WIDTH, Dag, given, write
 from bench.network.transition_node import LOOPBACK, MEMORY_BYTES
-from bench.report import Report, percentile, run, say
+from bench.report import Report, percentile, run
 from bench.tools.lines import said, tell
 from bench.tools.wan import Host, Wan, unavailable
 from nodewire.graph import entry
@@ -42,6 +42,7 @@ from nodewire.kind import Limits, TaskSession, Turn
 from nodewire.protocol.model.manifest import CUSTOMER
 from nodewire.protocol.tensors.frame import Frame
 from nodewire.worker.persistent_worker import maker
+from processes.progress import say
 
 PROVIDERS, QUICK_PROVIDERS = 10, 3
 CALLS, WAN_CALLS, QUICK_CALLS, WARM, ROUNDS = 100, 20, 20, 5, 3
@@ -114,15 +115,16 @@ async def _transitions(
             took.setdefault((shape, arm), []).extend(found if number >= 0 else ())
             say(f"{where}, round {number + 1}, {shape}, {arm}: {median(found) * 1_000:.2f} ms a call")
     overhead: dict[tuple[str, str], float] = {}
-    said = report.arms[where] = {"link_ms": round(link_ms, 3)}
+    said: dict[str, Any] = {"link_ms": round(link_ms, 3)}
+    report.arms[where] = said
     for (shape, arm), seconds in took.items():
-        found = said.setdefault(shape, {})[arm] = {"call_p50_ms": round(median(seconds) * 1_000, 3), "n": len(seconds)}
+        row = said.setdefault(shape, {})[arm] = {"call_p50_ms": round(median(seconds) * 1_000, 3), "n": len(seconds)}
         if (tasks := _LONGEST.get(shape)) is not None:
             links = _links(_SHAPES[shape], QUICK_PROVIDERS if report.quick else PROVIDERS)
             spent_ms = tasks * compute_s[shape] * 1_000 + links * link_ms
             apiece = [(one * 1_000 - spent_ms) / tasks for one in seconds]
-            overhead[shape, arm] = found["transition_p50_ms"] = round(median(apiece), 3)
-            found["transition_p95_ms"] = round(percentile(apiece, 95) or 0.0, 3)
+            overhead[shape, arm] = row["transition_p50_ms"] = round(median(apiece), 3)
+            row["transition_p95_ms"] = round(percentile(apiece, 95) or 0.0, 3)
     return overhead
 
 

@@ -24,7 +24,7 @@ from random import Random
 from statistics import mean, median
 from typing import Any
 
-from bench.report import Report, percentile, run, say
+from bench.report import Report, percentile, run
 from bench.sim import pools
 from bench.sim.arms import placed
 from bench.sim.pools import LLAMA_70B_INT4, LLAMA_70B_INT8, lasting
@@ -39,6 +39,7 @@ from nodewire.plan.place.planners import OURS, PLANNERS
 from nodewire.plan.place.replication import bound, replicate, served
 from nodewire.plan.place.ring_search.ring import Instance, costs, exact
 from nodewire.plan.place.ring_search.search import searched
+from processes.progress import say
 
 SEEDS, QUICK_SEEDS = 20, 2
 GB = 10**9

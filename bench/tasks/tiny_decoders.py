@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -320,9 +321,7 @@ def seeing_class(name: str) -> type:
     return getattr(transformers, f"{SEEING[name][0]}ForConditionalGeneration")
 
 
-def _saved(
-    folder: Path, stem: str, model_class: type, config: object, tokenizer: Tokenizer, dtype: torch.dtype
-) -> Path:
+def _saved(folder: Path, stem: str, model_class: type, config: Any, tokenizer: Tokenizer, dtype: torch.dtype) -> Path:
     config.initializer_range = 0.2
     model = model_class(config)
     with torch.no_grad():

@@ -25,7 +25,7 @@ class Allocated:
         self._profile.__exit__(kind, error, where)
         results = self._profile.kineto_results
         assert results is not None
-        events = [(e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]"]
+        events = [(e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]"]  # type: ignore[attr-defined]
         for _, nbytes in sorted(events, key=lambda event: event[0]):  # stable: events of one moment keep their order
             self.left_bytes += nbytes
             self.peak_bytes = max(self.peak_bytes, self.left_bytes)

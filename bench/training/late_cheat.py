@@ -72,8 +72,8 @@ def main() -> None:
     from nodewire.cli import main as nodewire
     from nodewire.training import provider_bootstrap
 
-    service.ShardRun = LateCheat
-    provider_bootstrap.TrainingService = Following
+    service.ShardRun = LateCheat  # type: ignore[attr-defined]
+    provider_bootstrap.TrainingService = Following  # type: ignore[attr-defined]
     nodewire()
 
 

@@ -147,6 +147,7 @@ async def _customer(folder: Path, market: Any, size: int) -> dict[str, Any]:
 def buy(said: dict[str, Any]) -> dict[str, Any]:
     """The customer's process: buys the training and tells what it took."""
     from nodewire.training.customer.machine.events import StepCompletion
+    from nodewire.training.customer.market.context import TrainingOrder
     from nodewire.training.engine import bare_loop, state
     from nodewire.training.engine.actors import coordinator
     from nodewire.training.protocol.recipe import Recipe
@@ -177,7 +178,7 @@ def buy(said: dict[str, Any]) -> dict[str, Any]:
     before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began, began_cpu = time.monotonic(), time.process_time()
     done, weights = asyncio.run(
-        small_market.train(market, "customer", recipe, shards=said["size"], budget_msat=10**9, on_change=on_change)
+        small_market.train(market, "customer", recipe, TrainingOrder(said["size"], 10**9), on_change=on_change)
     )
     cpu_s = time.process_time() - began_cpu
     grown_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb

@@ -44,7 +44,7 @@ DRIVER = "decoder.driver"
 Choose = Callable[[Tensor, Sampling, int], int]
 Tokens = dict[tuple[str, int], int]
 """By session and number."""
-honest_choice = sampler.choose
+honest_choice = sampler.choose  # type: ignore[attr-defined]
 
 
 def second_best(is_due: Callable[[int], bool]) -> Choose:
@@ -192,11 +192,11 @@ def _choosing(choose: Choose, altered: set[tuple[str, int]]) -> Iterator[None]:
             altered.add((session, pos - began))
         return token
 
-    sampler.choose = cheating
+    sampler.choose = cheating  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        sampler.choose = honest_choice
+        sampler.choose = honest_choice  # type: ignore[attr-defined]
 
 
 def _options(parser: argparse.ArgumentParser) -> None:

@@ -263,13 +263,13 @@ def double_logits(ends: Vocabulary, hidden: torch.Tensor) -> torch.Tensor:
 def _noted_gaps() -> list[float]:
     """Where a driver of this process notes the gap of each token that it is asked to excuse."""
     gaps: list[float] = []
-    judged = sampler.is_excused
+    judged = sampler.is_excused  # type: ignore[attr-defined]
 
     def noted(logits: torch.Tensor, sampling: Sampling, pos: int, token: int, scale: float, dtype: torch.dtype) -> bool:
         gaps.append(gap(logits, sampling, pos, token) / excused_gap(scale, dtype))
         return judged(logits, sampling, pos, token, scale, dtype)
 
-    sampler.is_excused = noted
+    sampler.is_excused = noted  # type: ignore[attr-defined]
     return gaps
 
 
