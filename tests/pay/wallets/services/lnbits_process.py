@@ -31,6 +31,8 @@ class run_lnbits:  # noqa: N801 - a block is opened with it, as with a function
             "LNBITS_EXTENSIONS_DEFAULT_INSTALL": "[]",
             "AUTH_ALLOWED_METHODS": '["username-password"]',
             "LNBITS_RATE_LIMIT_NO": "100000",
+            "LNBITS_PRICE_AGGREGATOR_ENABLED": "false",  # for each payment it would look for a bitcoin's price
+            "LNBITS_EXCHANGE_RATE_PROVIDERS": "[]",
         }
         self._log = (self._folder / "log").open("wb")
         self._process = subprocess.Popen(
