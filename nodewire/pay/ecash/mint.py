@@ -113,6 +113,11 @@ class Mint:
         best = min(named, key=lambda row: (_number(row.get("input_fee_ppk") or 0), str(row["id"])))
         return await self.keyset(str(best["id"]))
 
+    async def is_active(self, id_: str) -> bool:
+        """Whether the mint signs by that keyset now."""
+        rows = _list(await self.ask("GET", "/v1/keysets"), "keysets")
+        return any(row.get("id") == id_ and row.get("active") is True for row in rows if isinstance(row, dict))
+
     async def listed(self) -> frozenset[str]:
         """The ids of all its keysets, of whatever unit."""
         rows = _list(await self.ask("GET", "/v1/keysets"), "keysets")

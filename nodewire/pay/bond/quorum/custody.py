@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from nodewire.errors import PaymentFailed
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -13,6 +15,10 @@ if TYPE_CHECKING:
 
 Coin = dict[str, Any]
 """A coin as its custody writes it, in JSON."""
+
+
+class ClosingSpoilt(PaymentFailed):
+    """A closing that can never be made, of coins that are there: it is proposed anew, by other means."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,7 @@ class Custody(Protocol):
         Raises:
             NoQuorum: too few signatures.
             NotFound: the coins went another way: the provider took them in its own time.
+            ClosingSpoilt: it can never be made by these means.
             PaymentFailed: node or mint refuses, in its words.
 
         """
