@@ -67,6 +67,9 @@ class Custody(Protocol):
 
         """
 
+    async def check_size(self, terms: BondTerms, coins: Sequence[Coin]) -> None:
+        """Raises BadInput: they are so small that what a closing of them costs would keep it from being made."""
+
     def key_of(self, coin: Coin) -> str:
         """What names the coin for good. Raises BadInput."""
 

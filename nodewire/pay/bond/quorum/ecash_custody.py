@@ -154,6 +154,12 @@ class EcashCustody:
             raise NotFound("coins", "some of them are spent")
         return sum(one.amount_sat for one in proofs)
 
+    async def check_size(self, terms: BondTerms, coins: Sequence[Coin]) -> None:
+        proofs = _proofs(coins)
+        fee_sat, sat = await self._mint.fee_sat(proofs), sum(one.amount_sat for one in proofs)
+        if 10 * fee_sat > sat:
+            raise BadInput("coins", f"the mint takes {fee_sat} sat of {sat} sat for them: lock fewer and larger ones")
+
     def key_of(self, coin: Coin) -> str:
         return parse_proof(coin).y
 

@@ -144,16 +144,19 @@ class Registrar:
                 return deposit
             if len(deposit.coins) + len(coins) > MAX_COINS:
                 raise BadInput("coins", f"more than {MAX_COINS} in all; release this bond and lock another")
-            sat = await self._worth_sat(deposit.terms, coins)
+            sat = await self._worth_sat(deposit.terms, coins, deposit.coins)
             with self._book.transaction():
                 self._book.step(deposit.bond.id, bonds.Raise(key, sat * SAT_MSAT, deposit.bond.until_s))
                 self._book.add_coins(deposit.bond.id, {self.custody.key_of(coin): coin for coin in coins})
                 return self._book.deposit(deposit.bond.id)
 
-    async def _worth_sat(self, terms: BondTerms, coins: Sequence[Coin]) -> int:
+    async def _worth_sat(self, terms: BondTerms, coins: Sequence[Coin], before: Sequence[Coin] = ()) -> int:
+        """What new coins are worth beside those `before`. Raises as `lock`."""
         sat = await self.custody.worth_sat(terms, coins)
         if sat < 4 * self.custody.least_sat:
             raise BadInput("coins", f"{sat} sat; a bond here has at least {4 * self.custody.least_sat} sat")
+        whole = {self.custody.key_of(coin): coin for coin in (*before, *coins)}
+        await self.custody.check_size(terms, [*whole.values()])
         there_sat = sum(one.bond.amount_msat for one in self._book.liable()) // SAT_MSAT
         if self.rules.cap_sat and there_sat + sat > self.rules.cap_sat:
             left_sat = max(0, self.rules.cap_sat - there_sat)
