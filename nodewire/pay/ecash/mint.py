@@ -240,7 +240,10 @@ class Mint:
             raise LinkLost("mint", f"answered {response.status} and nothing of a mint's")
         if response.status < 300:
             return answer
-        raise _refusal(response.status, answer)
+        refusal = _refusal(response.status, answer)
+        if isinstance(refusal, MintRefused):
+            self._keysets.clear()  # a fee may have changed since, or a keyset may sign no more
+        raise refusal
 
 
 def _refusal(status: int, answer: dict[str, Any]) -> NodewireError:
