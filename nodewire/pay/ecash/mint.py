@@ -191,6 +191,11 @@ class Mint:
             raise LinkLost("mint", "it does not tell the state of each proof")
         return [str(found[y]) for y in ys]
 
+    async def unspent(self, proofs: Sequence[Proof]) -> list[Proof]:
+        """Those that were not spent."""
+        states = await self.states(proofs) if proofs else []
+        return [one for one, state in zip(proofs, states, strict=True) if state != "SPENT"]
+
     async def restored(self, outputs: Sequence[BlankOutput]) -> list[Proof]:
         """The proofs of those outputs that the mint has signed (NUT-09)."""
         said = await self.ask("POST", "/v1/restore", {"outputs": [one.as_output() for one in outputs]})
