@@ -20,11 +20,12 @@ from tests.pay.pay_market import JOB, Key
 MINT = "https://mint.example"
 
 
-def nutzap(*amounts_sat):
-    outputs = market.secrets([*amounts_sat], "00" + "ab" * 7, CUSTOMER, salt="11" * 32)
+def nutzap(*amounts_sat, sender=CUSTOMER):
+    outputs = market.secrets([*amounts_sat], "00" + "ab" * 7, sender, salt="11" * 32)
     told = [{"amount": one.amount_sat, "id": one.id, "secret": one.secret, "C": "02" + "11" * 32} for one in outputs]
     tags = [["proof", orjson.dumps(one).decode()] for one in told]
-    return sign(CUSTOMER, nip61.NUTZAP, created_at=1, tags=[*tags, ["u", MINT], ["p", PROVIDER.public]])
+    tags += [["u", MINT], ["p", PROVIDER.public], ["salt", "11" * 32]]
+    return sign(sender, nip61.NUTZAP, created_at=1, tags=tags)
 
 
 @pytest.mark.parametrize("amounts_sat", [(2**52,), (2**37,), (2**36, 2**35), (2**32,) * 32])
