@@ -12,6 +12,7 @@ from nodewire.pay.accounts.dues import CreditTerms
 from nodewire.pay.accounts.payer import ZapTerms
 from nodewire.pay.lightning import lnurl
 from nodewire.protocol.job.share_statement import MAX_CHUNKS, ShareStatement
+from nodewire.protocol.market.ad import MAX_UNIT_MSAT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,7 +45,8 @@ class ShareAccount:
         fetch = lnurl.over_lnurl(
             holder.lnurl, nostr_pubkey=holder.public, network=purse.network, allow_private=purse.private_endpoints
         )
-        terms = ZapTerms(is_prepaid=True, credit=CreditTerms(unit_msat=holder.unit_msat))
+        unit_msat = min(holder.unit_msat, MAX_UNIT_MSAT)  # the holder's word: what is rounded up is paid ahead
+        terms = ZapTerms(is_prepaid=True, credit=CreditTerms(unit_msat=unit_msat))
         key, encoded = Key(request, holder.public, chunk), lnurl.encode(holder.lnurl)
         try:
             paid = await purse.payer.pay(key, amount_msat, fetch, relays=purse.relays, lnurl=encoded, terms=terms)

@@ -207,6 +207,7 @@ class Payer:
             description_hash=zaps.description_hash(request.to_json()),
             network=info.network,
         )
+        invoices.check_route(invoice, self._fees.most(amount_msat))
         expired = [one.payment.payment_hash for one in debt.parts if self._is_stale(one.payment)]
         payment = Payment(invoice.payment_hash, invoice.bolt11, amount_msat)
         return self._ledger.begin(debt.key.payee, [one.key for one in wanted], payment, expired=expired)

@@ -79,6 +79,11 @@ class Till:
         self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
         self._unbilled = asyncio.Lock()
 
+    @property
+    def most_of_strangers(self) -> int:
+        """Unpaid invoices that are kept for all who are no customers."""
+        return MAX_UNBILLED
+
     async def quote(self, zap_request: str, amount_msat: int, origin: str = "") -> Invoice:
         """The invoice for a zap request (JSON as received): what LNURL's callback and the wire's frames ask for.
 
@@ -195,7 +200,7 @@ class Till:
         book = self._ledger.unbilled
 
         def is_full() -> bool:
-            is_crowded = not is_customer and book.count_open_of_strangers() >= MAX_UNBILLED
+            is_crowded = not is_customer and book.count_open_of_strangers() >= self.most_of_strangers
             return is_crowded or book.count_open(origin) >= MAX_UNBILLED_EACH
 
         if is_full():

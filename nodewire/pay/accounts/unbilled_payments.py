@@ -29,6 +29,7 @@ CREATE TABLE IF NOT EXISTS unbilled (
     origin TEXT NOT NULL, is_customer INTEGER NOT NULL
 ) STRICT;
 CREATE INDEX IF NOT EXISTS unbilled_of_request ON unbilled (request);
+CREATE INDEX IF NOT EXISTS unbilled_of_origin ON unbilled (origin);
 CREATE TABLE IF NOT EXISTS deposits ({_MONEY}) STRICT;
 CREATE INDEX IF NOT EXISTS deposits_of_customer ON deposits (sender);
 CREATE INDEX IF NOT EXISTS deposits_unreceipted ON deposits (at_s) WHERE {_UNRECEIPTED};

@@ -75,7 +75,10 @@ class Refund:
 
 @dataclass(frozen=True, slots=True)
 class Slash:
-    """The provider is convicted: what the payees do not get is burnt, `delay_s` after `at_s` or the last statement."""
+    """The provider is convicted: what the payees do not get is burnt, `delay_s` after `at_s` or the last statement.
+
+    A further conviction does not put that off.
+    """
 
     case: str
     payouts: tuple[Payout, ...]
@@ -219,6 +222,8 @@ def _judge(event: Refund | Slash, bond: Bond) -> Bond:
         raise NotAllowed("forfeit_msat", f"{event.forfeit_msat} msat, more than what is left")
     after = replace(bond, payouts=bond.payouts + event.payouts, judged=(*bond.judged, event))
     if isinstance(event, Refund):
+        return after
+    if bond.state == "slashed":  # else who is convicted again and again has its coins back before they are burnt
         return after
     frees_at_s = max(bond.frees_at_s, _free_after(bond, event.at_s, event.delay_s))
     return replace(after, state="slashed", frees_at_s=frees_at_s)

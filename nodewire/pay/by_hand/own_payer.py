@@ -68,10 +68,13 @@ class OwnPayer:
 
         Raises:
             NotAllowed: another payment to `target` is pending, or this one failed before.
+            BadInvoice: it leads over hops of its payee's that cost more than routing may.
             BadInput: the wallet has no preimage that proves the payment.
             what the wallet raises: it may be paid; `look` says.
 
         """
+        if self._book.find(invoice.payment_hash, "out") is None:
+            invoices.check_route(invoice, self.most_fee_msat(invoice.amount_msat))
         at_s, own = int(self._now_s()), self._info.id
         begun = OwnTransfer(
             invoice.payment_hash, "out", target, invoice.bolt11, invoice.amount_msat, own, at_s, "pending"

@@ -113,6 +113,11 @@ class Mint:
         best = min(named, key=lambda row: (_number(row.get("input_fee_ppk") or 0), str(row["id"])))
         return await self.keyset(str(best["id"]))
 
+    async def is_active(self, id_: str) -> bool:
+        """Whether the mint signs by that keyset now."""
+        rows = _list(await self.ask("GET", "/v1/keysets"), "keysets")
+        return any(row.get("id") == id_ and row.get("active") is True for row in rows if isinstance(row, dict))
+
     async def listed(self) -> frozenset[str]:
         """The ids of all its keysets, of whatever unit."""
         rows = _list(await self.ask("GET", "/v1/keysets"), "keysets")
@@ -186,6 +191,11 @@ class Mint:
             raise LinkLost("mint", "it does not tell the state of each proof")
         return [str(found[y]) for y in ys]
 
+    async def unspent(self, proofs: Sequence[Proof]) -> list[Proof]:
+        """Those that were not spent."""
+        states = await self.states(proofs) if proofs else []
+        return [one for one, state in zip(proofs, states, strict=True) if state != "SPENT"]
+
     async def restored(self, outputs: Sequence[BlankOutput]) -> list[Proof]:
         """The proofs of those outputs that the mint has signed (NUT-09)."""
         said = await self.ask("POST", "/v1/restore", {"outputs": [one.as_output() for one in outputs]})
@@ -235,7 +245,10 @@ class Mint:
             raise LinkLost("mint", f"answered {response.status} and nothing of a mint's")
         if response.status < 300:
             return answer
-        raise _refusal(response.status, answer)
+        refusal = _refusal(response.status, answer)
+        if isinstance(refusal, MintRefused):
+            self._keysets.clear()  # a fee may have changed since, or a keyset may sign no more
+        raise refusal
 
 
 def _refusal(status: int, answer: dict[str, Any]) -> NodewireError:

@@ -14,17 +14,25 @@ import os
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import bolt11 as _bolt11
 from bolt11 import FeatureExtra, FeatureState
 
 from nodewire.errors import BadInvoice, TooLarge
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bolt11.models.routehint import Route
+
 MAX_CHARS = 2_048  # a plain invoice has about 300, one with route hints under 1,000
 MAX_MSAT = 10**14 - 1  # bolt11 2.2 shortens multiples of 1,000 BTC once too often
 MAX_EXPIRY_S = 366 * 86_400
 MAX_FINAL_CLTV = 288
 """How many blocks a payee may ask for at the end of the route: so long, two days, a payment that hangs is locked."""
+MAX_HOPS = 3
+"""Of a route hint. Most have one, the payee's own channel."""
 NETWORKS = ("bc", "tb", "tbs", "bcrt")
 REGTEST = "bcrt"
 
@@ -49,6 +57,10 @@ class Invoice:
     expires_at_s: int
     min_final_cltv_expiry: int
     """Blocks that the payee asks for to claim the payment in."""
+    toll_msat: int = 0
+    """What the hops take by which the payee wants to be reached (its route hints), the dearest way."""
+    toll_blocks: int = 0
+    """For how many blocks more they lock it, the longest way."""
 
     def is_expired(self, now_s: float) -> bool:
         return now_s >= self.expires_at_s
@@ -91,6 +103,7 @@ def _decode(text: str) -> Invoice:
         payee, payment_hash, created_at_s, expiry_s = raw.payee, raw.payment_hash, raw.date, raw.expiry
         description, description_hash = raw.description, raw.description_hash
         final_cltv = raw.min_final_cltv_expiry
+        hints = [hint.routes for hint in raw.route_hints or ()]
     except Exception as error:  # the library's bit reader raises whatever it stumbled over
         raise BadInvoice("invoice", f"{type(error).__name__}: {error}"[:200]) from error
     if payee != signer:
@@ -99,6 +112,8 @@ def _decode(text: str) -> Invoice:
         raise BadInvoice("features", "requires a feature that is unknown")
     if not 0 < expiry_s <= MAX_EXPIRY_S:
         raise BadInvoice("expiry", f"{expiry_s} s, at most a year")
+    if any(len(hops) > MAX_HOPS for hops in hints):  # the library leaves out the last of five
+        raise BadInvoice("r", f"a route hint of more than {MAX_HOPS} hops")
     return Invoice(
         bolt11=text,
         network=found,
@@ -110,7 +125,31 @@ def _decode(text: str) -> Invoice:
         created_at_s=created_at_s,
         expires_at_s=created_at_s + expiry_s,
         min_final_cltv_expiry=final_cltv,
+        toll_msat=max((_toll_msat(hops, amount_msat) for hops in hints), default=0),
+        toll_blocks=max((sum(hop.cltv_expiry_delta % 2**16 for hop in hops) for hops in hints), default=0),
     )
+
+
+def _toll_msat(hops: Sequence[Route], amount_msat: int) -> int:
+    """What these hops take for passing an amount on. The library reads their fees as signed numbers."""
+    carried_msat = amount_msat
+    for hop in reversed(hops):
+        carried_msat += hop.base_fee % 2**32 + carried_msat * (hop.ppm_fee % 2**32) // 1_000_000
+    return carried_msat - amount_msat
+
+
+def check_route(invoice: Invoice, max_fee_msat: int) -> None:
+    """Check that an invoice does not send its payer over hops that cost more than that. Some wallets have no cap.
+
+    Raises:
+        BadInvoice: they do, or lock the payment for too long.
+
+    """
+    if invoice.toll_msat > max_fee_msat:
+        toll = f"the payee's own route takes {invoice.toll_msat} msat"
+        raise BadInvoice("r", f"{toll}, and fees may be {max_fee_msat} msat at most")
+    if invoice.toll_blocks > MAX_FINAL_CLTV:
+        raise BadInvoice("r", f"the payee's own route locks it for {invoice.toll_blocks} blocks more")
 
 
 def check(

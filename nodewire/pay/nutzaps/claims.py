@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from nodewire.core.budget import Budget
 from nodewire.errors import BadInput, BadSignature, BadZap, Busy, NotAllowed
 from nodewire.nostr import event as nostr_event
 from nodewire.nostr.nips import nip61
@@ -39,6 +40,8 @@ UNBOUND_S = 600
 """So long a nutzap waits whose author is nobody's word. The one that it was copied from is claimed meanwhile."""
 MAX_WAITING = 256
 """Nutzaps of strangers that are kept until they are claimed."""
+STRANGERS_PER_S, STRANGERS_BURST = 4.0, 256.0
+"""Nutzaps of strangers that are looked at: one of 32 proofs takes milliseconds in which nothing else is done."""
 MAX_TRIES = 10
 _AGAIN_S = 30
 _LISTED_S = 5.0
@@ -67,6 +70,7 @@ class NutzapClaims:
         self._info, self._mint, self._purse, self._lock, self._now_s = info, mint, purse, lock, now_s
         self._listed, self._listed_at = frozenset[str](), -_LISTED_S
         self._turns = asyncio.Lock()
+        self._strangers = Budget(STRANGERS_PER_S, STRANGERS_BURST, time.monotonic)
 
     @property
     def url(self) -> str:
@@ -85,24 +89,32 @@ class NutzapClaims:
 
         Raises:
             BadZap: it breaks a clause, or a nutzap brought one of its proofs before.
-            Busy: too many of strangers wait.
+            Busy: too many of strangers wait, or come. Relays keep it.
 
         """
         book = self._purse.nutzaps
         if book.find(event.id) is not None:
             return None
+        if not is_known(event.pubkey):  # before any work is done for it
+            self._check_room()
+            if not self._strangers.spend("all"):
+                raise Busy("nutzaps", "too many of strangers come")
         nutzap = nip61.parse(event)
         nip61.check(nutzap, self._info)
         is_bound = authorship.is_bound(nutzap)
         if book.has_any(blind.hash_to_curve(one.secret.encode()) for one in nutzap.proofs):
             raise BadZap("proof", "another nutzap brought it before")
-        if not (is_bound and is_known(nutzap.sender)) and book.count_waiting() >= MAX_WAITING:
-            raise Busy("nutzaps", "too many of strangers wait")
+        if not (is_bound and is_known(nutzap.sender)):
+            self._check_room()
         from_s = int(self._now_s()) + (0 if is_bound else UNBOUND_S)
         one = ReceivedNutzap(event.id, event.to_json(), is_bound, "waiting", from_s)
         with self._purse.transaction():
             book.enter(one)
         return one
+
+    def _check_room(self) -> None:
+        if self._purse.nutzaps.count_waiting() >= MAX_WAITING:
+            raise Busy("nutzaps", "too many of strangers wait")
 
     async def claim(self, id_: str) -> None:
         """Swap a waiting nutzap's proofs for ecash of the purse's own. What it became stands in the book.

@@ -258,17 +258,18 @@ class NutzapWallet:
         except MintRefused as error:
             came = await self._mint.restored(asked.outputs)
             if not came:
-                self._fail(asked, error)
+                await self._fail(asked, error)
                 return
         event = self._event(self._purse.nutzaps.sent(asked.quote), came)
         with self._purse.transaction():
             if self._purse.end(asked.number, []):
                 self._purse.nutzaps.lock(asked.quote, event.to_json())
 
-    def _fail(self, asked: Operation, error: MintRefused) -> None:
+    async def _fail(self, asked: Operation, error: MintRefused) -> None:
+        left = await self._mint.unspent(asked.inputs) if error.is_spent else asked.inputs
         failed = replace(self._purse.payment(asked.quote), state="failed", fee_msat=0, at_s=int(time.time()))
         with self._purse.transaction():
-            if self._purse.end(asked.number, [], spent=error.is_spent):
+            if self._purse.end(asked.number, left):
                 self._purse.mark_payment(replace(failed, reason=f"the mint {error.reason}"))
 
     def _event(self, one: SentNutzap, proofs: Sequence[Proof]) -> Event:

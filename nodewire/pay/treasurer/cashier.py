@@ -82,8 +82,10 @@ class WalletCashier:
 
     def read(self, bolt11: str) -> Invoice:
         asked = invoices.decode(bolt11, network=self._info.network)
-        if asked.is_expired(self._now_s()) and self._ledger.own.find(asked.payment_hash, "out") is None:
-            raise BadInvoice("invoice", "it has expired")
+        if self._ledger.own.find(asked.payment_hash, "out") is None:
+            if asked.is_expired(self._now_s()):
+                raise BadInvoice("invoice", "it has expired")
+            invoices.check_route(asked, self.most_fee_msat(asked.amount_msat))
         return asked
 
     async def pay(self, bolt11: str) -> tuple[Literal["pending", "settled", "failed"], int]:

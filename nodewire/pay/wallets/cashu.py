@@ -328,7 +328,7 @@ class CashuWallet:
             with self._purse.transaction():
                 self._purse.rewrite(asked.number, outputs)
             came = await self._mint.swap([one.as_input() for one in asked.inputs], outputs)
-        elif not (came := await self._mint.restored(asked.outputs)):
+        elif not (came := await self._mint.restored(asked.outputs) or await self._mint.unspent(asked.inputs)):
             raise LinkLost("mint", "the money is spent, and it tells neither for what nor what came of it")
         failed = replace(payment, state="failed", fee_msat=0, at_s=int(time.time()), reason="the mint could not pay it")
         with self._purse.transaction():
@@ -437,9 +437,11 @@ class CashuWallet:
             came = await self._mint.restored(asked.outputs)
             if not came:
                 self._is_recovered = False
-                if not error.is_spent:
+                # A swap is made whole or not at all: where some inputs are there it never was, and never will be.
+                left = await self._mint.unspent(asked.inputs) if error.is_spent else asked.inputs
+                if left:
                     with self._purse.transaction():
-                        self._purse.end(asked.number, [], spent=False)
+                        self._purse.end(asked.number, left)
                 raise
         except NodewireError:
             self._is_recovered = False

@@ -412,6 +412,15 @@ async def test_a_swap_that_the_mint_refuses_sets_its_inputs_free_and_fails_the_p
     assert (await pay(wallet, bill())).state == "settled"
 
 
+async def test_a_swap_of_which_one_input_is_spent_was_never_made_and_gives_the_others_back(opened):
+    service, wallet = await opened(12)
+    service.spent = {one.y for one in wallet.purse.free() if one.amount_sat == 4}
+    with pytest.raises(MintRefused):
+        async with wallet.chosen(9, amount_msat=9_000, max_fee_msat=0):
+            pass
+    assert wallet.purse.operations("swap") == [] and [one.amount_sat for one in wallet.purse.free()] == [8]
+
+
 async def test_a_swap_whose_inputs_are_spent_and_bring_nothing_stays_to_be_seen(opened):
     service, wallet = await opened(64)
     service.spent = {one.y for one in wallet.purse.free()}

@@ -144,3 +144,18 @@ async def test_a_nutzap_that_is_here_already_or_not_at_all_is_claimed_nowhere(sh
         await one.claim(id_)
     assert one.enter(event, is_known=CUSTOMER.public.__eq__) is None
     assert len(shop.service.asked) == asked and one._purse.balance_sat == 12
+
+
+async def test_a_nutzap_at_a_mint_that_has_changed_its_fee_is_claimed_and_not_lost(shop):
+    """A provider asked for the fee once in its life, and gave up each later nutzap after ten refusals."""
+    clock = [time.time()]
+    one = shop(now_s=lambda: clock[0])
+    first = await entered(shop, one)
+    await one.claim(first.id)
+    later = await entered(shop, one, 12)
+    shop.service.fee_ppk = 400
+    await one.claim(later.id)
+    while found(one, later).state == "waiting":
+        clock[0] = found(one, later).from_s
+        await one.claim(later.id)
+    assert found(one, later).state == "claimed" and one._purse.balance_sat == 12 + 11

@@ -236,3 +236,16 @@ async def test_a_desk_that_nobody_listens_to_settles_all_the_same(trade, tmp_pat
     assert len(subscriptions) > 1 and claims.claimed() == []
     await claims.close()
     shop.ledger.close()
+
+
+async def test_what_a_copy_of_the_purse_has_spent_takes_nothing_else_with_it(trade):
+    """A backup that was put back: of two coins one is spent, and both were struck out of the purse."""
+    own = await trade.open()
+    await trade.announce()
+    await exact(own)
+    small = next(one for one in purse(own).free() if one.amount_sat == 4)
+    invoice = await trade.draft(own)
+    trade.service.spent.add(small.y)
+    failed = await pay(own, invoice)
+    assert failed.state == "failed" and purse(own).operations("lock") == [] and await trade.published() == []
+    assert purse(own).balance_sat == 60 and small not in purse(own).free()

@@ -229,7 +229,7 @@ class QuorumBondHolder(TreasuryClient):
         return amount_sat * SAT_MSAT
 
     async def cosign(self, keys: Keys, committee: Committee, known: Convictions) -> int:
-        said = (await self._ask("GET", "/v1/closings")).get("closings")
+        said = (await self._ask("GET", "/v1/closings", None, keys)).get("closings")
         if not isinstance(said, list):
             raise LinkLost("holder", "its answer has no closings")
         count, refused = 0, None

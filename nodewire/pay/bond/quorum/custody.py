@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from nodewire.errors import PaymentFailed
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -13,6 +15,10 @@ if TYPE_CHECKING:
 
 Coin = dict[str, Any]
 """A coin as its custody writes it, in JSON."""
+
+
+class ClosingSpoilt(PaymentFailed):
+    """A closing that can never be made, of coins that are there: it is proposed anew, by other means."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,9 @@ class Custody(Protocol):
 
         """
 
+    async def check_size(self, terms: BondTerms, coins: Sequence[Coin]) -> None:
+        """Raises BadInput: they are so small that what a closing of them costs would keep it from being made."""
+
     def key_of(self, coin: Coin) -> str:
         """What names the coin for good. Raises BadInput."""
 
@@ -79,6 +88,7 @@ class Custody(Protocol):
         Raises:
             NoQuorum: too few signatures.
             NotFound: the coins went another way: the provider took them in its own time.
+            ClosingSpoilt: it can never be made by these means.
             PaymentFailed: node or mint refuses, in its words.
 
         """

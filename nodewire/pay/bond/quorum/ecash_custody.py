@@ -1,19 +1,22 @@
 """Small bonds in ecash of one mint, locked by NUT-11 to 2f+1 oracles, or after a time to the provider.
 
-The mint is a custodian. A closing is one swap, whose outputs follow from the bond: their secrets and blinding factors
-are known to everybody, and each is locked to whom it is for. So oracles sign the same bytes, and who is paid takes it
-from the mint by its own key.
+The mint is a custodian. A closing is one swap, whose outputs follow from the bond and a salt, and each is locked to
+whom it is for. So oracles sign the same bytes, and who is paid takes it from the mint by its own key. Nobody but the
+oracles knows the salt before the swap is made: a mint signs no output twice, so whoever had one signed first, for a
+satoshi, would keep the bond from being closed.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from nodewire.core.sqlite import open_versioned
-from nodewire.errors import BadInput, NoQuorum, NotAllowed, NotFound, PaymentFailed
+from nodewire.errors import BadInput, BadSignature, NoQuorum, NotAllowed, NotFound, PaymentFailed
+from nodewire.pay.bond.quorum.custody import ClosingSpoilt
 from nodewire.pay.bond.quorum.terms import MAX_COINS, POOL, SAT_MSAT, BondTerms
 from nodewire.pay.ecash import blind
 from nodewire.pay.ecash.mint import Mint, MintRefused
@@ -151,17 +154,27 @@ class EcashCustody:
             raise NotFound("coins", "some of them are spent")
         return sum(one.amount_sat for one in proofs)
 
+    async def check_size(self, terms: BondTerms, coins: Sequence[Coin]) -> None:
+        proofs = _proofs(coins)
+        fee_sat, sat = await self._mint.fee_sat(proofs), sum(one.amount_sat for one in proofs)
+        if 10 * fee_sat > sat:
+            raise BadInput("coins", f"the mint takes {fee_sat} sat of {sat} sat for them: lock fewer and larger ones")
+
     def key_of(self, coin: Coin) -> str:
         return parse_proof(coin).y
 
     async def propose(self, terms: BondTerms, coins: Sequence[Coin], payments: int) -> tuple[int, Mapping[str, Any]]:
-        return await self._mint.fee_sat(_proofs(coins)), {"keyset": (await self._mint.active()).id}
+        means = {"keyset": (await self._mint.active()).id, "salt": os.urandom(32).hex()}
+        return await self._mint.fee_sat(_proofs(coins)), means
 
     async def check(self, closing: Closing) -> None:
         keyset = str(closing.means.get("keyset"))
         if len(keyset) not in (16, 66) or not set(keyset) <= set("0123456789abcdef"):
             raise BadInput("means", "no keyset's id")
-        if not (await self._mint.keyset(keyset)).is_active:
+        salt = str(closing.means.get("salt"))
+        if len(salt) != 64 or not set(salt) <= set("0123456789abcdef"):
+            raise BadInput("means", "no salt")
+        if not await self._mint.is_active(keyset):
             raise BadInput("means", "the mint signs by this keyset no more")
         if closing.fee_sat != await self._mint.fee_sat(_proofs(closing.coins)):
             raise BadInput("fee_sat", "not what the mint takes")
@@ -173,10 +186,14 @@ class EcashCustody:
         outputs = [one for part in _outputs(closing) for one in part]
         if await self._restored(outputs):
             return {"mint": self.place}
+        proofs = _proofs(closing.coins)
+        if await self._is_spoilt(outputs):
+            if "SPENT" in await self._mint.states(proofs):
+                raise NotFound("coins", "some of them are spent")
+            raise ClosingSpoilt("closing", "the mint never signs these outputs")
         signers = [oracle for oracle in closing.terms.oracles if oracle in signatures][: closing.terms.quorum]
         if len(signers) < closing.terms.quorum:
             raise NoQuorum("signatures", f"{len(signers)} of {closing.terms.quorum} oracles signed")
-        proofs = _proofs(closing.coins)
         first = proofs[0].as_input(witness([signatures[oracle][0] for oracle in signers]))
         try:
             await self._mint.swap([first, *(one.as_input() for one in proofs[1:])], outputs)
@@ -188,9 +205,19 @@ class EcashCustody:
             raise
         return {"mint": self.place}
 
+    async def _is_spoilt(self, outputs: Sequence[BlankOutput]) -> bool:
+        """Whether somebody had the mint sign one of the outputs before, or it signs by their keyset no more."""
+        try:
+            return bool(await self._mint.restored(outputs)) or not await self._mint.is_active(outputs[0].id)
+        except BadSignature:
+            return True
+
     async def _restored(self, outputs: Sequence[BlankOutput]) -> list[Proof]:
         """The proofs of all the outputs, if the mint has signed them all."""
-        found = await self._mint.restored(outputs)
+        try:
+            found = await self._mint.restored(outputs)
+        except BadSignature:  # one was signed with another amount: that was not this swap
+            return []
         return found if len(found) == len(outputs) else []
 
     async def refund(self, keys: Keys, terms: BondTerms, coins: Sequence[Coin]) -> tuple[int, str]:
@@ -276,15 +303,15 @@ def _lock(terms: BondTerms) -> Lock:
 
 
 def _outputs(closing: Closing) -> list[list[BlankOutput]]:
-    """For each payment what the mint is to sign: everybody who knows the bond derives the same."""
-    keyset, bond = str(closing.means.get("keyset")), closing.terms
+    """For each payment what the mint is to sign: everybody who knows the bond and the salt derives the same."""
+    keyset, salt, bond = str(closing.means.get("keyset")), str(closing.means.get("salt")), closing.terms
     pool = Lock(bond.oracles, bond.quorum)
     found = []
     for number, payment in enumerate(closing.payments):
         lock = pool if payment.payee == POOL else Lock((payment.payee,), is_sig_all=False)
         part = []
         for amount_sat in split(payment.amount_sat):
-            seed = canonical.encode([bond.id, keyset, number, payment.payee, amount_sat])
+            seed = canonical.encode([bond.id, keyset, salt, number, payment.payee, amount_sat])
             nonce = canonical.tagged_hash("nodewire/bond-output/nonce/1", seed).hex()
             r = int.from_bytes(canonical.tagged_hash("nodewire/bond-output/factor/1", seed), "big") % (_ORDER - 1) + 1
             part.append(BlankOutput(amount_sat, keyset, lock.secret(nonce), r.to_bytes(32, "big")))

@@ -10,7 +10,7 @@ POST /v1/bonds/release         {}                               P
 POST /v1/bonds/statement       {}                               P   -> the signed statement (8858)
 POST /v1/verdicts              {certificate, request}: two events   -> the settled case
 GET  /v1/cases/CASE            a settled case
-GET  /v1/closings              {closings}: what oracles are asked to sign, with the evidence
+GET  /v1/closings              {closings}                       P   what oracles are asked to sign, with the evidence
 POST /v1/closings/BOND         {signatures}: hex                P   an oracle's
 GET  /v1/closings/BOND         an executed closing: what it paid, and what it left
 
@@ -27,7 +27,7 @@ from typing import Any
 
 from aiohttp import web
 
-from nodewire.errors import BadInput
+from nodewire.errors import BadInput, NotAllowed
 from nodewire.net.json_http import MAX_EVIDENCE_BYTES, answer, errors, hex32, parsed, raw_of
 from nodewire.nostr import event as events
 from nodewire.nostr.nips import nip98
@@ -134,7 +134,9 @@ class _Routes:
     async def case(self, request: web.Request) -> web.Response:
         return answer(self._registrar.case(hex32(dict(request.match_info), "case")))
 
-    async def closings(self, _: web.Request) -> web.Response:
+    async def closings(self, request: web.Request) -> web.Response:
+        if self._registrar.committee.oracle(self._signer(request, b"")) is None:
+            raise NotAllowed("oracle", "what closings are made by is for oracles alone until they are made")
         return answer({"closings": await self._registrar.open_closings()})
 
     async def cosign(self, request: web.Request) -> web.Response:
@@ -152,8 +154,12 @@ class _Routes:
     async def _signed(self, request: web.Request) -> tuple[str, dict[str, Any]]:
         """The Nostr key that asks, and what. Raises NotAllowed."""
         raw = await raw_of(request, MAX_BODY_BYTES)
+        return self._signer(request, raw), parsed(raw)
+
+    def _signer(self, request: web.Request, raw: bytes) -> str:
+        """The Nostr key that asks. Raises NotAllowed."""
         asked = nip98.HttpRequest(self._base_url + request.path_qs, request.method, raw)
-        return nip98.check_header(request.headers.get("Authorization"), asked, now_s=time.time()), parsed(raw)
+        return nip98.check_header(request.headers.get("Authorization"), asked, now_s=time.time())
 
 
 def _coins(body: dict[str, Any]) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from nodewire.nostr.event import parse as parse_event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.keys import verify as verify_signature
 from nodewire.pay.bond import bonds, settlement
-from nodewire.pay.bond.quorum.custody import Closing, Coin, Custody
+from nodewire.pay.bond.quorum.custody import Closing, ClosingSpoilt, Coin, Custody
 from nodewire.pay.bond.quorum.terms import (
     CLOSING_S,
     MAX_COINS,
@@ -144,16 +144,19 @@ class Registrar:
                 return deposit
             if len(deposit.coins) + len(coins) > MAX_COINS:
                 raise BadInput("coins", f"more than {MAX_COINS} in all; release this bond and lock another")
-            sat = await self._worth_sat(deposit.terms, coins)
+            sat = await self._worth_sat(deposit.terms, coins, deposit.coins)
             with self._book.transaction():
                 self._book.step(deposit.bond.id, bonds.Raise(key, sat * SAT_MSAT, deposit.bond.until_s))
                 self._book.add_coins(deposit.bond.id, {self.custody.key_of(coin): coin for coin in coins})
                 return self._book.deposit(deposit.bond.id)
 
-    async def _worth_sat(self, terms: BondTerms, coins: Sequence[Coin]) -> int:
+    async def _worth_sat(self, terms: BondTerms, coins: Sequence[Coin], before: Sequence[Coin] = ()) -> int:
+        """What new coins are worth beside those `before`. Raises as `lock`."""
         sat = await self.custody.worth_sat(terms, coins)
         if sat < 4 * self.custody.least_sat:
             raise BadInput("coins", f"{sat} sat; a bond here has at least {4 * self.custody.least_sat} sat")
+        whole = {self.custody.key_of(coin): coin for coin in (*before, *coins)}
+        await self.custody.check_size(terms, [*whole.values()])
         there_sat = sum(one.bond.amount_msat for one in self._book.liable()) // SAT_MSAT
         if self.rules.cap_sat and there_sat + sat > self.rules.cap_sat:
             left_sat = max(0, self.rules.cap_sat - there_sat)
@@ -303,6 +306,9 @@ class Registrar:
             proposed = await self._proposed(deposit)
             try:
                 left = await self.custody.execute(proposed, self._book.signatures(deposit.bond.id))
+            except ClosingSpoilt:
+                await self._propose(deposit)
+                raise
             except (NoQuorum, NotFound):
                 # Before its own time the provider cannot have taken them: node or mint is behind, or oracles are.
                 if self._now_s() < deposit.terms.refund_at_s or await self._is_there(deposit):
@@ -324,13 +330,18 @@ class Registrar:
         try:
             said, _ = self._book.closing(bond.id)
         except NotFound:
-            count = len({one.payee for one in bond.payouts}) + 2
-            fee_sat, means = await self.custody.propose(deposit.terms, deposit.coins, count)
-            said = {"fee_sat": fee_sat, "means": dict(means)}
-            with self._book.transaction():
-                self._book.propose(bond.id, said)
+            said = await self._propose(deposit)
         payments = closing(bond, said["fee_sat"], self.custody.least_sat)
         return Closing(deposit.terms, deposit.coins, tuple(payments), said["fee_sat"], said["means"])
+
+    async def _propose(self, deposit: Deposit) -> dict[str, Any]:
+        """A new proposal, in place of the one before."""
+        count = len({one.payee for one in deposit.bond.payouts}) + 2
+        fee_sat, means = await self.custody.propose(deposit.terms, deposit.coins, count)
+        said = {"fee_sat": fee_sat, "means": dict(means)}
+        with self._book.transaction():
+            self._book.propose(deposit.bond.id, said)
+        return said
 
     async def open_closings(self) -> list[dict[str, Any]]:
         """What oracles are asked to sign, with all that they need to check it."""

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from nodewire.pay.bond.quorum.custody import Closing, Coin
 
 MOST_FEE_SAT_VB = 1_000
+SOUND_FEE_SAT_VB = 10
+"""What a closing must be able to pay for a virtual byte: a bond in many small coins could never be closed."""
+_FEW_PAYMENTS = 3
 _SIGNATURE_BYTES, _LEAST_FEE_SAT_VB = 66, 2
 _REFUND_VBYTES, _OUTPUT_VBYTES = 120, 43
 
@@ -54,6 +57,13 @@ class VaultCustody:
                 raise NotFound("coins", f"{at.txid[:16]}…:{at.index} has {has}; ask again when blocks have come")
         return sum(_outpoints(coins).values())
 
+    async def check_size(self, terms: BondTerms, coins: Sequence[Coin]) -> None:
+        there, rate = _outpoints(coins), await self._node.fee_rate(SOUND_FEE_SAT_VB)
+        fee_sat, sat = rate * _closing_vsize(vault_of(terms), there, _FEW_PAYMENTS), sum(there.values())
+        if fee_sat > sat // 10:
+            reason = f"a closing may cost {fee_sat} sat, more than a tenth of {sat} sat"
+            raise BadInput("coins", f"{reason}: lock fewer and larger ones")
+
     def key_of(self, coin: Coin) -> str:
         ((at, _),) = _outpoints([coin]).items()
         return f"{at.txid}:{at.index}"
@@ -61,8 +71,7 @@ class VaultCustody:
     async def propose(self, terms: BondTerms, coins: Sequence[Coin], payments: int) -> tuple[int, Mapping[str, Any]]:
         vault, total_sat = vault_of(terms), sum(_outpoints(coins).values())
         rate = min(MOST_FEE_SAT_VB, await self._node.fee_rate(_LEAST_FEE_SAT_VB))
-        outputs = [TransactionOutput(vaults.DUST_SAT, vault.output.script_pubkey)] * max(1, payments)
-        fee_sat = rate * _vsize(vault, vault.spend(_outpoints(coins), outputs))
+        fee_sat = rate * _closing_vsize(vault, _outpoints(coins), payments)
         return min(fee_sat, total_sat // 10), {}
 
     async def check(self, closing: Closing) -> None:
@@ -134,6 +143,11 @@ def _script(terms: BondTerms, payee: str) -> bytes:
 
 def _sats(closing: Closing) -> list[int]:
     return list(_outpoints(closing.coins).values())
+
+
+def _closing_vsize(vault: Vault, coins: Mapping[Outpoint, int], payments: int) -> int:
+    outputs = [TransactionOutput(vaults.DUST_SAT, vault.output.script_pubkey)] * max(1, payments)
+    return _vsize(vault, vault.spend(coins, outputs))
 
 
 def _vsize(vault: Vault, unsigned: Transaction) -> int:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 POOL, FEES = "pool", "fees"
 """Totals: what belongs to no request, and all fees that ever came in. Each oracle may have an equal part of these."""
+MOST_CHUNKS = 2**16
+"""Chunks whose shares are looked at. A verdict may be about any number: of a claim it is the claimant's word alone."""
 MAX_BOUND = 8
 """Payouts of one payee that are under way."""
 
@@ -164,8 +166,14 @@ class TreasuryBook:
         """
         if not unit_msat:
             return 1
-        came = sum(self._share(request, customer, one).before_ms(at_ms) for one in range(chunk + 1))
-        return funded_units(came, unit_msat)
+        pot, came_msat = self.pots.get(request, Pot()), 0
+        unseen_msat = pot.received_msat + pot.fees_msat
+        for one in range(min(chunk + 1, MOST_CHUNKS)):
+            if not unseen_msat:
+                break
+            share = self._share(request, customer, one)
+            came_msat, unseen_msat = came_msat + share.before_ms(at_ms), unseen_msat - share.amount_msat
+        return funded_units(came_msat, unit_msat)
 
     def covered_msat(self, case: SettledCase) -> int:
         """What the share still covers for the chunk of the task that a verdict is about, in msat."""

@@ -17,7 +17,7 @@ from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.wallet import Transfer
 
 _ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
-SPENT, ISSUED, WRONG_LOCK = 11001, 20002, 30001
+SPENT, ISSUED, WRONG_LOCK, SIGNED, RETIRED = 11001, 20002, 30001, 11003, 12002
 
 
 class RefusedError(Exception):
@@ -31,13 +31,20 @@ class MintService:
     """
 
     def __init__(self):
-        self.keys = {1 << n: PrivateKey(hashlib.sha256(b"%d" % n).digest()) for n in range(21)}
-        raw = b"".join(key.public_key.format() for key in self.keys.values())
-        self.id = "00" + hashlib.sha256(raw).hexdigest()[:14]
+        self.keysets = {}
+        self.rotate()
         self.nuts, self.is_active, self.fee_ppk = {"11": {"supported": True}}, True, 0
         self.quotes, self.signed, self.spent = {}, {}, set()
         self.melt_fees_sat, self.melt_state, self.state_of_all = [], "PAID", ""
         self.faults = {}
+
+    def rotate(self):
+        """Sign by another keyset from now on."""
+        number = 100 * len(self.keysets)
+        self.keys = {1 << n: PrivateKey(hashlib.sha256(b"%d" % (number + n)).digest()) for n in range(21)}
+        raw = b"".join(key.public_key.format() for key in self.keys.values())
+        self.id = "00" + hashlib.sha256(raw).hexdigest()[:14]
+        self.keysets[self.id] = self.keys
 
     async def handle(self, request):
         body = await request.json() if request.can_read_body else {}
@@ -58,12 +65,15 @@ class MintService:
         return {"nuts": self.nuts}
 
     def get_keysets(self, words, body):
-        about = {"id": self.id, "unit": "sat", "active": self.is_active, "input_fee_ppk": self.fee_ppk}
-        return {"keysets": [about]}
+        about = {"unit": "sat", "input_fee_ppk": self.fee_ppk}
+        return {"keysets": [{**about, "id": id_, "active": self._signs_by(id_)} for id_ in self.keysets]}
+
+    def _signs_by(self, id_):
+        return self.is_active and id_ == self.id
 
     def get_keys(self, words, body):
-        keys = {str(sat): key.public_key.format().hex() for sat, key in self.keys.items()}
-        return {"keysets": [{"id": self.id, "unit": "sat", "keys": keys}]}
+        keys = {str(sat): key.public_key.format().hex() for sat, key in self.keysets[words[1]].items()}
+        return {"keysets": [{"id": words[1], "unit": "sat", "keys": keys}]}
 
     # Quotes
 
@@ -102,6 +112,12 @@ class MintService:
     # Ecash
 
     def post_swap(self, words, body):
+        if any(one["secret"] in self.spent for one in body["inputs"]):
+            raise RefusedError(SPENT)
+        if any(one["B_"] in self.signed for one in body["outputs"]):
+            raise RefusedError(SIGNED)
+        if not all(self._signs_by(one["id"]) for one in body["outputs"]):
+            raise RefusedError(RETIRED)
         self._spend(body["inputs"], body["outputs"])
         return self._sign(body["outputs"])
 

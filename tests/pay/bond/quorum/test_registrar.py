@@ -114,17 +114,18 @@ async def test_coins_that_no_closing_could_divide_are_refused(rpc, bonds, provid
     least_sat = 4 * VaultCustody.least_sat
     with pytest.raises(BadInput, match=f"has at least {least_sat} sat"):
         await lock(rpc, bonds, provider, least_sat - 1)
-    assert (await lock(rpc, bonds, provider, least_sat)).bond.amount_msat == least_sat * 1_000
+    with pytest.raises(BadInput, match=f"more than a tenth of {least_sat} sat"):
+        await lock(rpc, bonds, provider, least_sat)
 
 
 async def test_all_bonds_together_stay_below_the_cap(rpc, tmp_path, provider):
-    rules = RegistrarRules(statement_s=60, closing_s=CLOSING_S, cap_sat=SAT + 9_000)
+    rules = RegistrarRules(statement_s=60, closing_s=CLOSING_S, cap_sat=SAT + 40_000)
     async with Bonds(tmp_path, lambda who: VaultCustody(rpc.open(), 1), rules=rules) as bonds:
         await lock(rpc, bonds, provider)
-        with pytest.raises(NotAllowed, match="9000 sat are free") as refused:
-            await lock(rpc, bonds, Keys.generate(), 9_001)
+        with pytest.raises(NotAllowed, match="40000 sat are free") as refused:
+            await lock(rpc, bonds, Keys.generate(), 40_001)
         assert refused.value.field == "cap"
-        await lock(rpc, bonds, Keys.generate(), 9_000)
+        await lock(rpc, bonds, Keys.generate(), 40_000)
 
 
 async def test_coins_that_were_spent_are_stated_no_more(rpc, bonds, provider):
