@@ -14,6 +14,7 @@ import pytest
 from nodewire.errors import (
     BadInvoice,
     BadZap,
+    Busy,
     LinkLost,
     NotAllowed,
     NotFound,
@@ -222,7 +223,7 @@ async def test_invoices_for_one_chunk_are_bounded(market):
     market.deliver()
     for n in range(8):
         await market.quote(request(market, created_at=n), 21_000)
-    with pytest.raises(NotAllowed):
+    with pytest.raises(Busy):
         await market.quote(request(market, created_at=9), 21_000)
 
 
