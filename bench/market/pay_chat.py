@@ -23,7 +23,7 @@ from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts.debts import Debt, Key
 from nodewire.pay.accounts.dues import CreditTerms, Due
 from nodewire.pay.accounts.ledger import Ledger
-from nodewire.pay.accounts.payer import Fees, Payer
+from nodewire.pay.accounts.payer import Fees, Payer, ZapTerms
 from nodewire.pay.accounts.till import Till
 from nodewire.pay.accounts.zaps import split
 from nodewire.pay.lightning import invoices, lnurl
@@ -180,7 +180,7 @@ class Chats:
             fetch,
             relays=RELAYS,
             lnurl=lnurl.encode(seller.lnurl),
-            credit=None if is_over else self.prices.credit,
+            terms=ZapTerms(credit=None if is_over else self.prices.credit),
         )
         tab = self.ledger.tab(key.payee)
         (largest_msat,) = self.ledger._db.execute(

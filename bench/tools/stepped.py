@@ -5,18 +5,21 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
-Made = Callable[..., Coroutine[Any, Any, Any]]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-def stepped(method: Made, tell: Callable[[float, Any], None]) -> Made:
+def stepped(
+    method: Callable[P, Coroutine[Any, Any, T]], tell: Callable[[float, T], None]
+) -> Callable[P, Coroutine[Any, Any, T]]:
     """`method`, which tells after each call the milliseconds of CPU that it took, and what it returned."""
 
     @functools.wraps(method)
-    async def counted(*arguments: Any, **options: Any) -> Any:
+    async def counted(*arguments: P.args, **options: P.kwargs) -> T:
         steps = _Steps(method(*arguments, **options))
-        returned = await steps
+        returned: T = await steps
         tell(steps.taken_ns / 1e6, returned)
         return returned
 
