@@ -20,7 +20,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from bench.market.chaos_pay import Found, Moved, Trial
+from bench.market.chaos_pay import LATER, Found, Moved, Trial
 from bench.report import Report, run
 from bench.tools.pay_roles import Account, Setup
 from processes.market import free_port
@@ -30,7 +30,8 @@ from tools.lightning.network import NODES, Network
 
 JOBS, QUICK_JOBS = 20, 3
 LIFE_S = 3.0
-"""How long the nodes are left alone between two deaths: a payment takes .6 s, and channels some seconds to be back."""
+"""How long the nodes are left alone between two deaths, and longer each time that no job has ended meanwhile. A payment
+takes .6 s, and channels are back after some seconds."""
 PATIENCE_S = 1_800.0
 
 
@@ -54,9 +55,11 @@ class NodesTrial(Trial):
     async def _keep_network(self) -> None:
         while not self._setup.accounts:  # noqa: ASYNC110 - they are opened by the same loop
             await asyncio.sleep(0.05)
+        life_s = LIFE_S
         while not self._is_calm:
-            victim, until = self._rng.choice(NODES), LIFE_S * (0.2 + 1.6 * self._rng.random())
-            await asyncio.sleep(until)
+            victim, ended_before = self._rng.choice(NODES), self._count_ended()
+            await asyncio.sleep(life_s * (0.2 + 1.6 * self._rng.random()))
+            life_s = LIFE_S if self._count_ended() > ended_before else life_s * LATER
             if not self._is_calm:
                 self._network.daemon(victim).kill()
                 self._killed[f"network, at a moment, {victim}"] += 1
