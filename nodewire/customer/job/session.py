@@ -96,9 +96,9 @@ class Session:
     closings: Closings | None = None
     refunds: Refunds | None = None
     holder: BondHolder | None = None
-    """Who keeps the committee's treasury."""
+    """The key that keeps the committee's treasury."""
     share_account: ShareAccount | None = None
-    """What pays verification shares. Where there is no committee there are none of the five."""
+    """The parts that pay verification shares. Where there is no committee there are none of the five."""
     named: Callable[[NodewireError], NodewireError] = lambda error: error
     """An error with people's names for the nodes that it is about, where there are such."""
     announce: Callable[[PlannedJob], Awaitable[None]] | None = None

@@ -1,4 +1,4 @@
-"""What a customer has with the treasury's holder: lumps that are paid ahead, and statements of the shares they pay."""
+"""A customer's account at the treasury's holder: lumps paid ahead, and statements of the shares that they pay."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ShareAccount:
             await asyncio.wait({self._sending}, timeout=within_s)
 
     async def close(self) -> None:
-        """What the holder has not heard of by then stays in the ledger for the next process."""
+        """Statements that the holder has not heard of by then stay in the ledger for the next process."""
         await self.handed_over()
         if self._sending is not None:
             self._sending.cancel()

@@ -36,15 +36,15 @@ MAX_NONCE_CHARS = 128
 MAX_URL_CHARS = 256
 MAX_COMMENT_CHARS = 1_024
 MOST_SAT = 10**11
-"""Of a nutzap: 1,000 BTC, as of an invoice. Ledgers count in msat of 63 bits, and a mint can sign any number."""
+"""A nutzap has 1,000 BTC at most, as an invoice. Ledgers count in msat of 63 bits, and a mint can sign any number."""
 _HEX64 = re.compile(r"[0-9a-f]{64}\Z", re.ASCII)
 _FREE_TAGS: tuple[object, ...] = ([], [["sigflag", "SIG_INPUTS"]])
-"""Of a lock that has no conditions but its key."""
+"""The tags of a lock that has no conditions but its key."""
 
 
 @dataclass(frozen=True, slots=True)
 class NutzapInfo:
-    """What a checked 10019 says: where its author reads nutzaps, at which mints, and the key that locks them."""
+    """A checked 10019: where its author reads nutzaps, at which mints, and the key that locks them."""
 
     author: str
     relays: tuple[str, ...]
