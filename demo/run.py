@@ -57,8 +57,8 @@ TOKENS = 96
 MOST_ASKED = 4
 """Times, until somebody has died in the middle of an answer."""
 LEAST_EPOCH_MS = 2_000
-"""An epoch must do for an oracle to load a piece, since verdicts count in epochs. On a busy machine it is half as long
-again as one process took to start."""
+"""An epoch must do for an oracle to load a piece, since verdicts count in epochs. On a busy machine it is twice as long
+as one process took to start."""
 SENTENCES = [
     "The cat sleeps on the warm windowsill.",
     "A kitten is napping in the sunshine.",
@@ -255,7 +255,7 @@ class Trade:
         database, blobs = str(folder / "relay.db"), str(folder / "blobs")
         begun_s = time.monotonic()
         relay = await market.daemon("relay", "relay", "--port", "0", "--db", database, "--blobs", blobs)
-        epoch_ms = max(LEAST_EPOCH_MS, round(1500 * (time.monotonic() - begun_s)))
+        epoch_ms = max(LEAST_EPOCH_MS, round(2000 * (time.monotonic() - begun_s)))
         self.common = {"relay": self.options.relay or relay["url"], "blossom": relay["blossom"]}
         where = ["--relay", self.common["relay"], "--blossom", self.common["blossom"]]
         (self.created, simnet), self.decoder, self.encoder = await asyncio.gather(

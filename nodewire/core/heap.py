@@ -11,6 +11,23 @@ from __future__ import annotations
 
 import atexit
 import gc
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """The collector rests inside: imports and traces make many objects that stay, and call it again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def freeze() -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from nodewire.core.heap import uncollected
 from nodewire.errors import OverMemory
 from nodewire.graph.cut.analysis import FREE_WEIGHT_BYTES, Flow, flow, with_own_outputs
 from nodewire.graph.cut.boundaries import chain
@@ -25,7 +26,6 @@ from nodewire.graph.cut.cut import cut, most_bytes, next_boundary
 from nodewire.graph.cut.experts import RewrittenProgram, mixtures, rewrite
 from nodewire.graph.cut.rows import EMBEDDING, LINEAR, RowRange, RowSplit, split_rows
 from nodewire.graph.cut.segments import Segment, segments
-from nodewire.graph.program.collector_pause import uncollected
 from nodewire.graph.program.liveness import corners, weight_bytes
 from nodewire.graph.program.verification import VerifiedProgram
 from nodewire.graph.program.whitelist import Ref

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from nodewire.core.heap import uncollected
 from nodewire.errors import BadTask, NodewireError
-from nodewire.graph.program.collector_pause import uncollected
 from nodewire.graph.registration import in_process
 from nodewire.graph.trace.examples import Signature, named_tensors
 from nodewire.graph.trace.module_state import ModuleState

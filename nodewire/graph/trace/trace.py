@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.export import _trace
 
+from nodewire.core.heap import uncollected
 from nodewire.errors import BadInput, BadTask, NodewireError
-from nodewire.graph.program.collector_pause import uncollected
 from nodewire.graph.program.warning_filter import unwarned
 from nodewire.graph.program.whitelist import OPS
 from nodewire.graph.trace.diagnosis import check, check_exported, diagnosed

@@ -16,6 +16,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nodewire.core import heap
 from nodewire.errors import BadConfig, NodewireError
 from nodewire.kind import Limits
 from nodewire.worker.ipc import arena, message
@@ -59,13 +60,14 @@ def _prepare(options: dict[str, Any], channel: int) -> tuple[Server, dict[str, A
     # Importers have a name to fall back on (CUDA builds of torch do, by cuda.pathfinder), but do not expect an OSError.
     ctypes.util.find_library = lambda name: None
 
-    eager_torch.leave_compiler_out()
-    from nodewire.worker.process import serve  # torch, seconds
+    with heap.uncollected():
+        eager_torch.leave_compiler_out()
+        from nodewire.worker.process import serve  # torch, seconds
 
-    load = getattr(importlib.import_module(entry), "load", None)
-    if not callable(load):
-        raise BadConfig("entry", f"{entry} has no load()")
-    serve.warm_up(limits)
+        load = getattr(importlib.import_module(entry), "load", None)
+        if not callable(load):
+            raise BadConfig("entry", f"{entry} has no load()")
+        serve.warm_up(limits)
     on_cpu = limits.device == "cpu"
     baseline = rights.cap_memory(limits.memory_bytes + rights.RESERVE_BYTES) if on_cpu else rights.private_bytes()
     layers.append(rights.fence_system_calls(limits.device))
