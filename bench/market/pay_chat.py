@@ -217,8 +217,11 @@ class Chats:
         return off
 
 
-async def talks(folder: Path, prices: Prices, payment_s: float, chats: int) -> dict[str, Any]:
-    """So many talks of a hundred turns by one key, and what the lines of `bench.market.pay` are held against."""
+async def talks(folder: Path, prices: Prices, payment_s: float, chats: int, lump_msat: int) -> dict[str, Any]:
+    """So many talks of a hundred turns by one key, and what the lines of `bench.market.pay` are held against.
+
+    `lump_msat`: the least of a payment.
+    """
     async with AsyncExitStack() as stack:
         url = await _network(stack, folder, prices, payment_s)
         own, _ = await SimWallet.open_account(url, "customer", RICH_MSAT)
@@ -230,7 +233,8 @@ async def talks(folder: Path, prices: Prices, payment_s: float, chats: int) -> d
             sellers.append(Seller(number, folder, wallet, prices, keys.public))
             await sellers[-1].open(stack)
         ledger = Ledger(folder / "customer.db")
-        payer = Payer(keys, own, ledger, network=invoices.REGTEST, fees=Fees(flat_msat=prices.most_fee_msat))
+        fees = Fees(flat_msat=prices.most_fee_msat)
+        payer = Payer(keys, own, ledger, network=invoices.REGTEST, fees=fees, lump_msat=lump_msat)
         talk = Chats(prices, sellers, ledger, payer)
         began = time.monotonic()
         await talk.talk(TURNS)

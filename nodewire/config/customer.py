@@ -49,6 +49,9 @@ class CustomerConfig(Role):
     max_total_msat: Msat = 10_000_000
     """The highest price of one job: its chunks and their verification share. Routing fees come on top, at most 2 sat or
     1 % a zap."""
+    lump_msat: Msat = 0
+    """The least of a payment to a provider. It holds as a balance what is not owed yet. 0: lumps grow as it earns them,
+    until their fee is less than 1 %. 120 sat hold a first talk's fees at 1 %."""
     resplit_msat: Msat | None = None
     """The most that a generation may spend on moves to quicker rings, beside the cost to stay. 0 forbids moves. Empty:
     a quarter of the job's highest price. All its jobs together stay within `max_total_msat`."""

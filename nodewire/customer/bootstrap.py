@@ -65,7 +65,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig, *, is_buyer: bool
     stack.push_async_callback(wallet.close)
     ledger = Ledger(config.ledger)
     stack.callback(ledger.close)
-    payer = nutzap_wallet.open_payer(keys, wallet, ledger, pool, network=network)
+    payer = nutzap_wallet.open_payer(keys, wallet, ledger, pool, network=network, lump_msat=config.lump_msat)
     recovered = await payer.recover()
     spool = _open_spool(stack, config)
     swept = asyncio.create_task(sweep_beside(config.blobs, None))

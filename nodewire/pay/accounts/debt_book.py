@@ -136,6 +136,11 @@ class DebtBook(Book):
         oldest = self._db.execute(sql, (payee,)).fetchone()
         return Tab(payee, owed_msat - begun_msat, ahead_msat, paid_msat, 0 if oldest is None else oldest[0])
 
+    def least_fee_msat(self, payee: str) -> int:
+        """The lowest routing fee of a payment to a payee, which is about a route's flat part; 0 before any payment."""
+        sql = "SELECT min(fee_msat) FROM payments WHERE payee = ? AND state = 'paid'"
+        return int(self._db.execute(sql, (payee,)).fetchone()[0] or 0)
+
     def set_credit(self, payee: str, credit: CreditTerms) -> None:
         """Keep how much the payee says that it may be owed."""
         if credit == self.credit(payee):

@@ -40,6 +40,10 @@ PAID = "chunk"
 """The field of a payee's error that says that a chunk is paid already."""
 _ASK_S, _LONGEST_S = 0.1, 2.0
 """Between two looks into the wallet's record: the first pause, and the longest."""
+LUMP_FEES = 128
+"""A payment is at least so many routing fees, as far as its payee was paid that much before. So the customer trusts a
+payee with no more than it has had work for, and fees fall below a hundredth. Of fees the lowest so far counts: where
+they are in proportion, larger lumps save nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +88,12 @@ class Payer:
         network: str = "",
         fees: Fees = Fees(),
         route: Route | None = None,
+        lump_msat: int = 0,
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        """`route`: the wallet's own way to some payees."""
+        """`route`: the wallet's own way to some payees. `lump_msat`: the least of a payment that may go ahead."""
         self._keys = keys
+        self._lump_msat = lump_msat
         self._route = route
         self._wallet = wallet
         self._ledger = ledger
@@ -180,8 +186,7 @@ class Payer:
         wanted = [debt, *(one for one in others if one.key != debt.key)]
         # The payee may have spent the balance on others: it takes no less for a chunk than that costs.
         amount_msat = max(debt.amount_msat, sum(one.left_msat for one in wanted))
-        if terms.is_prepaid:
-            amount_msat = max(amount_msat, self._ledger.tab(debt.key.payee).paid_msat // CREDIT_PARTS)
+        amount_msat = max(amount_msat, self._least_lump_msat(debt, terms))
         if not terms.alone:
             unit_msat = max(info.unit_msat, self._ledger.credit(debt.key.payee).unit_msat)
             amount_msat = max(info.least_msat, -(-amount_msat // unit_msat) * unit_msat)
@@ -211,6 +216,18 @@ class Payer:
         expired = [one.payment.payment_hash for one in debt.parts if self._is_stale(one.payment)]
         payment = Payment(invoice.payment_hash, invoice.bolt11, amount_msat)
         return self._ledger.begin(debt.key.payee, [one.key for one in wanted], payment, expired=expired)
+
+    def _least_lump_msat(self, debt: Debt, terms: ZapTerms) -> int:
+        """What a payment is worth its fee with; 0 for one that failed before, maybe for lack of money."""
+        if terms.alone or terms.by_name:
+            return 0
+        payee = debt.key.payee
+        paid_msat = self._ledger.tab(payee).paid_msat
+        if terms.is_prepaid:
+            return paid_msat // CREDIT_PARTS
+        if debt.state == "failed":
+            return 0
+        return max(self._lump_msat, min(paid_msat, LUMP_FEES * self._ledger.least_fee_msat(payee)))
 
     def _is_free(self, debt: Debt) -> bool:
         """Whether no payment is under way for a debt."""

@@ -63,12 +63,12 @@ _COPIED = frozenset({"a", "chunk", "attempt"})
 log = logging.getLogger("nodewire.pay")
 
 
-def open_payer(keys: Keys, wallet: Wallet, ledger: Ledger, pool: Pool, *, network: str) -> Payer:
+def open_payer(keys: Keys, wallet: Wallet, ledger: Ledger, pool: Pool, *, network: str, lump_msat: int = 0) -> Payer:
     """The payer of a wallet. One of ecash pays by nutzap those that take it, over `pool`."""
     if not isinstance(wallet, CashuWallet):
-        return Payer(keys, wallet, ledger, network=network)
+        return Payer(keys, wallet, ledger, network=network, lump_msat=lump_msat)
     own = NutzapWallet(wallet, keys, pool)
-    return Payer(keys, own, ledger, network=network, route=own.route)
+    return Payer(keys, own, ledger, network=network, route=own.route, lump_msat=lump_msat)
 
 
 class NutzapWallet:

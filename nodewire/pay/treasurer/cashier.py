@@ -60,6 +60,8 @@ class WalletCashier:
         missing = sorted({"invoice", "pay", "lookup-out", "settled"} - info.abilities)
         if missing:
             raise NotAllowed("wallet", f"a treasury needs what this one lacks: {', '.join(missing)}")
+        if not info.has_preimages:
+            raise NotAllowed("wallet", "a treasury needs one that gives preimages, which prove that a lump was paid")
         return cls(keys, wallet, info, file, publish, own_relays=own_relays)
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -348,3 +349,77 @@ async def test_a_wallet_of_another_network_than_is_meant_pays_nothing(node):
     with pytest.raises(BadConfig, match=r'^wallet\.network: the wallet is of "bcrt", and "bc" is meant'):
         await pay(payer_of(wallet, network="bc"), node)
     assert (wallet.told, node.made) == ([], [])
+
+
+class ChargingNode(Node):
+    """Routing costs 1 sat a payment."""
+
+    def record(self, payment_hash):
+        found = super().record(payment_hash)
+        return replace(found, fee_msat=1_000)
+
+
+async def lumps_of(payer, node, chunks, msat=1_000):
+    """What was paid at a time for so many chunks, one after the other."""
+    paid = []
+
+    async def fetch(request, amount_msat):
+        paid.append(amount_msat)
+        return await node.fetch(request, amount_msat)
+
+    for chunk in range(chunks):
+        await payer.pay(replace(KEY, chunk=chunk), msat, fetch, relays=RELAYS)
+    return paid
+
+
+async def test_lumps_double_until_a_fee_is_less_than_a_hundredth_of_them():
+    """So the payee never holds more of this customer's than it has earned."""
+    node = ChargingNode()
+    paid = await lumps_of(payer_of(Wallet(node)), node, 400)
+    assert paid == [1_000, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 128_000, 128_000, 128_000]
+
+
+async def test_lumps_stop_to_grow_where_fees_are_a_share_of_them():
+    """A fiftieth: no lump is large enough to make that a hundredth."""
+    node, paid = Node(), []
+
+    async def fetch(request, amount_msat):
+        paid.append(amount_msat)
+        node.record = lambda payment_hash: replace(Node.record(node, payment_hash), fee_msat=amount_msat // 50)
+        return await node.fetch(request, amount_msat)
+
+    payer = payer_of(Wallet(node))
+    for chunk in range(40):
+        await payer.pay(replace(KEY, chunk=chunk), 1_000, fetch, relays=RELAYS)
+    assert paid[:3] == [1_000, 1_000, 2_000]
+    assert set(paid[3:]) == {2_560}
+
+
+async def test_lumps_are_what_is_owed_where_routing_is_free(node):
+    free = Wallet(node)
+    node.record = lambda payment_hash: replace(Node.record(node, payment_hash), fee_msat=0)
+    assert await lumps_of(payer_of(free), node, 20) == [1_000] * 20
+
+
+async def test_a_customer_that_pays_ahead_pays_no_less_at_a_time(node):
+    payer = payer_of(Wallet(node), lump_msat=7_000)
+    assert await lumps_of(payer, node, 15) == [7_000, 7_000, 7_000]
+    assert payer.tab(KEY.payee).ahead_msat == 6_000
+
+
+async def test_a_lump_that_failed_is_asked_for_again_without_what_goes_ahead(node):
+    """The wallet may not have as much."""
+    asked = []
+
+    def poor(payment_hash):
+        node.states[payment_hash] = "settled" if asked[-1] <= 2_000 else "failed"
+
+    async def fetch(request, amount_msat):
+        asked.append(amount_msat)
+        return await node.fetch(request, amount_msat)
+
+    payer = payer_of(Wallet(node, poor), lump_msat=50_000)
+    with pytest.raises(PaymentFailed):
+        await payer.pay(KEY, 1_000, fetch, relays=RELAYS)
+    assert (await payer.pay(KEY, 1_000, fetch, relays=RELAYS)).state == "paid"
+    assert asked == [50_000, 1_000]

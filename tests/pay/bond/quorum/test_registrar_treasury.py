@@ -25,6 +25,7 @@ from nodewire.pay.bond.quorum.ecash_custody import EcashCustody
 from nodewire.pay.bond.quorum.registrar import Registrar
 from nodewire.pay.ecash.mint import Mint
 from nodewire.pay.lightning import invoices, lnurl
+from nodewire.pay.lightning.wallet import ABILITIES, WalletInfo
 from nodewire.pay.treasurer.cashier import WalletCashier
 from nodewire.protocol.job.share_statement import ShareStatement
 from simnet.wallet import SimWallet
@@ -348,6 +349,15 @@ async def test_a_registrar_without_a_wallet_refuses_a_committee_with_a_share_and
     await holder.close()
     await runner.cleanup()
     book.close()
+
+
+async def test_a_treasury_refuses_a_wallet_without_preimages_whose_lumps_it_could_not_count(tmp_path):
+    class Custodial:
+        async def info(self):
+            return WalletInfo("w", "bcrt", 1, 1, 10**9, ABILITIES, has_preimages=False)
+
+    with pytest.raises(NotAllowed, match=r"^wallet: a treasury needs one that gives preimages"):
+        await WalletCashier.open(bm.HOLDER, Custodial(), tmp_path / "ledger.db", None)
 
 
 async def test_the_command_serves_a_treasury_whose_wallet_a_file_names(open_wallet, network, tmp_path):
