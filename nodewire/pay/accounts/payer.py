@@ -157,11 +157,7 @@ class Payer:
                 return debt
             if debt.state == "paying":
                 raise _on_its_way()
-            if debt.state in ("planned", "failed") or (debt.state == "invoiced" and self._has_expired(debt)):
-                debt = await self._ask(debt, fetch, relays, lnurl, terms)
-            if debt.payment is not None and debt.state != "paid":
-                await self._send(debt.payment)
-            debt = self._ledger.debt(key)
+            debt = await self._settle(debt, fetch, relays, lnurl, terms)
             if debt.state == "failed":
                 raise PaymentFailed("payment", debt.reason)
             if debt.state != "paid":
@@ -172,6 +168,30 @@ class Payer:
         """Whether a debt may stay on its payee's tab while its job runs."""
         return debt.state == "planned" and not self._ledger.is_due(debt.key.payee, self._now_s(), running=True)
 
+    async def _settle(
+        self, debt: Debt, fetch: Fetch, relays: tuple[str, ...], lnurl: str | None, terms: ZapTerms
+    ) -> Debt:
+        """Pay a debt, and with it what goes ahead. Where that much cannot be paid, what is owed is paid alone."""
+        lump_msat = await self._lump_msat_of(debt, terms)
+        try:
+            debt = await self._try(debt, fetch, relays, lnurl, terms, lump_msat)
+        except NotAllowed as error:
+            if not lump_msat or error.field != "amount":
+                raise
+        if lump_msat and debt.state in ("planned", "failed"):
+            debt = await self._try(debt, fetch, relays, lnurl, terms, 0)
+        return debt
+
+    async def _try(
+        self, debt: Debt, fetch: Fetch, relays: tuple[str, ...], lnurl: str | None, terms: ZapTerms, lump_msat: int
+    ) -> Debt:
+        """The debt after one payment, of at least `lump_msat`."""
+        if debt.state in ("planned", "failed") or (debt.state == "invoiced" and self._has_expired(debt)):
+            debt = await self._ask(debt, fetch, relays, lnurl, terms, lump_msat)
+        if debt.payment is not None and debt.state != "paid":
+            await self._send(debt.payment)
+        return self._ledger.debt(debt.key)
+
     async def _ask(
         self,
         debt: Debt,
@@ -179,6 +199,7 @@ class Payer:
         relays: tuple[str, ...],
         lnurl: str | None,
         terms: ZapTerms,
+        lump_msat: int,
     ) -> Debt:
         """Get an invoice for a debt, and for what else is owed to its payee; the debt with it."""
         info = await self._known_wallet()
@@ -186,7 +207,9 @@ class Payer:
         wanted = [debt, *(one for one in others if one.key != debt.key)]
         # The payee may have spent the balance on others: it takes no less for a chunk than that costs.
         amount_msat = max(debt.amount_msat, sum(one.left_msat for one in wanted))
-        amount_msat = max(amount_msat, self._least_lump_msat(debt, terms))
+        if terms.is_prepaid:
+            amount_msat = max(amount_msat, self._ledger.tab(debt.key.payee).paid_msat // CREDIT_PARTS)
+        amount_msat = max(amount_msat, lump_msat)
         if not terms.alone:
             unit_msat = max(info.unit_msat, self._ledger.credit(debt.key.payee).unit_msat)
             amount_msat = max(info.least_msat, -(-amount_msat // unit_msat) * unit_msat)
@@ -217,17 +240,14 @@ class Payer:
         payment = Payment(invoice.payment_hash, invoice.bolt11, amount_msat)
         return self._ledger.begin(debt.key.payee, [one.key for one in wanted], payment, expired=expired)
 
-    def _least_lump_msat(self, debt: Debt, terms: ZapTerms) -> int:
-        """What a payment is worth its fee with; 0 for one that failed before, maybe for lack of money."""
-        if terms.alone or terms.by_name:
+    async def _lump_msat_of(self, debt: Debt, terms: ZapTerms) -> int:
+        """What a payment amid a job is worth its fee with, beside what is owed; 0 where nothing goes ahead."""
+        if terms.credit is None or terms.is_prepaid or terms.alone or terms.by_name or debt.state == "failed":
             return 0
         payee = debt.key.payee
-        paid_msat = self._ledger.tab(payee).paid_msat
-        if terms.is_prepaid:
-            return paid_msat // CREDIT_PARTS
-        if debt.state == "failed":
-            return 0
-        return max(self._lump_msat, min(paid_msat, LUMP_FEES * self._ledger.least_fee_msat(payee)))
+        earned_msat = min(self._ledger.tab(payee).paid_msat, LUMP_FEES * self._ledger.least_fee_msat(payee))
+        most_msat = (await self._known_wallet()).most_msat
+        return min(most_msat, max(self._lump_msat, earned_msat))
 
     def _is_free(self, debt: Debt) -> bool:
         """Whether no payment is under way for a debt."""

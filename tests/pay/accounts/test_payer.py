@@ -29,8 +29,9 @@ from nodewire.pay.accounts import debts, zaps
 from nodewire.pay.accounts import payer as paying
 from nodewire.pay.accounts.debt_book import Expenses
 from nodewire.pay.accounts.debts import Key
+from nodewire.pay.accounts.dues import NO_CREDIT
 from nodewire.pay.accounts.ledger import Ledger
-from nodewire.pay.accounts.payer import Payer
+from nodewire.pay.accounts.payer import Payer, ZapTerms
 from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.wallet import ABILITIES, Transfer, WalletInfo
 
@@ -38,6 +39,7 @@ CUSTOMER, PROVIDER = Keys(b"\x01" * 32), Keys(b"\x02" * 32)
 KEY = Key("ab" * 32, PROVIDER.public, 0)
 NODE_SECRET = b"\x09" * 32
 RELAYS = ("wss://a.example",)
+AMID_A_JOB = ZapTerms(credit=NO_CREDIT)
 
 
 class Node:
@@ -368,7 +370,7 @@ async def lumps_of(payer, node, chunks, msat=1_000):
         return await node.fetch(request, amount_msat)
 
     for chunk in range(chunks):
-        await payer.pay(replace(KEY, chunk=chunk), msat, fetch, relays=RELAYS)
+        await payer.pay(replace(KEY, chunk=chunk), msat, fetch, relays=RELAYS, terms=AMID_A_JOB)
     return paid
 
 
@@ -390,7 +392,7 @@ async def test_lumps_stop_to_grow_where_fees_are_a_share_of_them():
 
     payer = payer_of(Wallet(node))
     for chunk in range(40):
-        await payer.pay(replace(KEY, chunk=chunk), 1_000, fetch, relays=RELAYS)
+        await payer.pay(replace(KEY, chunk=chunk), 1_000, fetch, relays=RELAYS, terms=AMID_A_JOB)
     assert paid[:3] == [1_000, 1_000, 2_000]
     assert set(paid[3:]) == {2_560}
 
@@ -407,8 +409,7 @@ async def test_a_customer_that_pays_ahead_pays_no_less_at_a_time(node):
     assert payer.tab(KEY.payee).ahead_msat == 6_000
 
 
-async def test_a_lump_that_failed_is_asked_for_again_without_what_goes_ahead(node):
-    """The wallet may not have as much."""
+async def test_a_debt_is_paid_alone_where_the_wallet_has_not_as_much_as_goes_ahead(node):
     asked = []
 
     def poor(payment_hash):
@@ -419,7 +420,46 @@ async def test_a_lump_that_failed_is_asked_for_again_without_what_goes_ahead(nod
         return await node.fetch(request, amount_msat)
 
     payer = payer_of(Wallet(node, poor), lump_msat=50_000)
-    with pytest.raises(PaymentFailed):
-        await payer.pay(KEY, 1_000, fetch, relays=RELAYS)
-    assert (await payer.pay(KEY, 1_000, fetch, relays=RELAYS)).state == "paid"
+    assert (await payer.pay(KEY, 1_000, fetch, relays=RELAYS, terms=AMID_A_JOB)).state == "paid"
     assert asked == [50_000, 1_000]
+    assert payer.tab(KEY.payee).ahead_msat == 0
+
+
+async def test_a_debt_is_paid_alone_where_its_payee_takes_no_more_at_a_time(node):
+    asked = []
+
+    async def fetch(request, amount_msat):
+        asked.append(amount_msat)
+        if amount_msat > 2_000:
+            raise NotAllowed("amount", "the endpoint takes 1 msat to 2000 msat")
+        return await node.fetch(request, amount_msat)
+
+    payer = payer_of(Wallet(node), lump_msat=50_000)
+    assert (await payer.pay(KEY, 1_000, fetch, relays=RELAYS, terms=AMID_A_JOB)).state == "paid"
+    assert asked == [50_000, 1_000]
+    assert len(node.settled) == 1
+
+
+async def test_nothing_goes_ahead_once_a_job_is_over(node):
+    """Who settles a tab may have done with its payee."""
+    node, asked = ChargingNode(), []
+
+    async def fetch(request, amount_msat):
+        asked.append(amount_msat)
+        return await node.fetch(request, amount_msat)
+
+    payer = payer_of(Wallet(node), lump_msat=50_000)
+    for chunk in range(3):
+        await payer.pay(replace(KEY, chunk=chunk), 1_000, fetch, relays=RELAYS)
+    assert asked == [1_000] * 3
+
+
+async def test_a_lump_is_no_more_than_the_wallet_can_send(node):
+    wallet = Wallet(node)
+    info = await wallet.info()
+
+    async def small():
+        return replace(info, most_msat=6_000)
+
+    wallet.info = small
+    assert await lumps_of(payer_of(wallet, lump_msat=50_000), node, 7) == [6_000, 6_000]
