@@ -180,7 +180,7 @@ class Chats:
             fetch,
             relays=RELAYS,
             lnurl=lnurl.encode(seller.lnurl),
-            terms=ZapTerms(credit=None if is_over else self.prices.credit),
+            terms=ZapTerms(goes_ahead=True, credit=None if is_over else self.prices.credit),
         )
         tab = self.ledger.tab(key.payee)
         (largest_msat,) = self.ledger._db.execute(

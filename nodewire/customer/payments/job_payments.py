@@ -240,7 +240,7 @@ class JobPayments:
             relays=self._purse.relays,
             lnurl=lnurl.encode(ad.lnurl),
             budget=budget,
-            terms=ZapTerms(credit=_credit(ad) if on_credit else None),
+            terms=ZapTerms(goes_ahead=True, credit=_credit(ad) if on_credit else None),
         )
 
     async def pay_tabs(self) -> None:

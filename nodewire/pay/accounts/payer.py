@@ -71,6 +71,8 @@ class ZapTerms:
     statement of its customer. So a payment to it is at least a tenth of what it was paid before."""
     by_name: bool = False
     """Its payee waits for this customer's word: what was paid ahead settles it when a zap request names it."""
+    goes_ahead: bool = False
+    """More than is owed may be paid, so that the payment is worth its fee: the payee is bought from further."""
     credit: CreditTerms | None = None
     """How much the payee may be owed: a debt within that is only entered, and stands as it is."""
     build: BuildRequest = zaps.build_request
@@ -241,8 +243,8 @@ class Payer:
         return self._ledger.begin(debt.key.payee, [one.key for one in wanted], payment, expired=expired)
 
     async def _lump_msat_of(self, debt: Debt, terms: ZapTerms) -> int:
-        """What a payment amid a job is worth its fee with, beside what is owed; 0 where nothing goes ahead."""
-        if terms.credit is None or terms.is_prepaid or terms.alone or terms.by_name or debt.state == "failed":
+        """The least that is worth its fee, beside what is owed; 0 where nothing goes ahead."""
+        if not terms.goes_ahead or terms.is_prepaid or terms.alone or terms.by_name or debt.state == "failed":
             return 0
         payee = debt.key.payee
         earned_msat = min(self._ledger.tab(payee).paid_msat, LUMP_FEES * self._ledger.least_fee_msat(payee))

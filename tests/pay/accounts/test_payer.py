@@ -29,7 +29,6 @@ from nodewire.pay.accounts import debts, zaps
 from nodewire.pay.accounts import payer as paying
 from nodewire.pay.accounts.debt_book import Expenses
 from nodewire.pay.accounts.debts import Key
-from nodewire.pay.accounts.dues import NO_CREDIT
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.accounts.payer import Payer, ZapTerms
 from nodewire.pay.lightning import invoices
@@ -39,7 +38,7 @@ CUSTOMER, PROVIDER = Keys(b"\x01" * 32), Keys(b"\x02" * 32)
 KEY = Key("ab" * 32, PROVIDER.public, 0)
 NODE_SECRET = b"\x09" * 32
 RELAYS = ("wss://a.example",)
-AMID_A_JOB = ZapTerms(credit=NO_CREDIT)
+OF_A_JOB = ZapTerms(goes_ahead=True)
 
 
 class Node:
@@ -370,7 +369,7 @@ async def lumps_of(payer, node, chunks, msat=1_000):
         return await node.fetch(request, amount_msat)
 
     for chunk in range(chunks):
-        await payer.pay(replace(KEY, chunk=chunk), msat, fetch, relays=RELAYS, terms=AMID_A_JOB)
+        await payer.pay(replace(KEY, chunk=chunk), msat, fetch, relays=RELAYS, terms=OF_A_JOB)
     return paid
 
 
@@ -392,7 +391,7 @@ async def test_lumps_stop_to_grow_where_fees_are_a_share_of_them():
 
     payer = payer_of(Wallet(node))
     for chunk in range(40):
-        await payer.pay(replace(KEY, chunk=chunk), 1_000, fetch, relays=RELAYS, terms=AMID_A_JOB)
+        await payer.pay(replace(KEY, chunk=chunk), 1_000, fetch, relays=RELAYS, terms=OF_A_JOB)
     assert paid[:3] == [1_000, 1_000, 2_000]
     assert set(paid[3:]) == {2_560}
 
@@ -420,7 +419,7 @@ async def test_a_debt_is_paid_alone_where_the_wallet_has_not_as_much_as_goes_ahe
         return await node.fetch(request, amount_msat)
 
     payer = payer_of(Wallet(node, poor), lump_msat=50_000)
-    assert (await payer.pay(KEY, 1_000, fetch, relays=RELAYS, terms=AMID_A_JOB)).state == "paid"
+    assert (await payer.pay(KEY, 1_000, fetch, relays=RELAYS, terms=OF_A_JOB)).state == "paid"
     assert asked == [50_000, 1_000]
     assert payer.tab(KEY.payee).ahead_msat == 0
 
@@ -435,13 +434,13 @@ async def test_a_debt_is_paid_alone_where_its_payee_takes_no_more_at_a_time(node
         return await node.fetch(request, amount_msat)
 
     payer = payer_of(Wallet(node), lump_msat=50_000)
-    assert (await payer.pay(KEY, 1_000, fetch, relays=RELAYS, terms=AMID_A_JOB)).state == "paid"
+    assert (await payer.pay(KEY, 1_000, fetch, relays=RELAYS, terms=OF_A_JOB)).state == "paid"
     assert asked == [50_000, 1_000]
     assert len(node.settled) == 1
 
 
-async def test_nothing_goes_ahead_once_a_job_is_over(node):
-    """Who settles a tab may have done with its payee."""
+async def test_nothing_goes_ahead_where_a_tab_is_settled_by_hand(node):
+    """Who settles may have done with the payee."""
     node, asked = ChargingNode(), []
 
     async def fetch(request, amount_msat):
