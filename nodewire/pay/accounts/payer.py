@@ -44,6 +44,8 @@ LUMP_FEES = 128
 """A payment is at least so many routing fees, as far as its payee was paid that much before. So the customer trusts a
 payee with no more than it has had work for, and fees fall below a hundredth. Of fees the lowest so far counts: where
 they are in proportion, larger lumps save nothing."""
+LEAST_FEE_MSAT = 1_000
+"""A fee below a satoshi is not worth that trust."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,10 +248,11 @@ class Payer:
         """The least that is worth its fee, beside what is owed; 0 where nothing goes ahead."""
         if not terms.goes_ahead or terms.is_prepaid or terms.alone or terms.by_name or debt.state == "failed":
             return 0
-        payee = debt.key.payee
-        earned_msat = min(self._ledger.tab(payee).paid_msat, LUMP_FEES * self._ledger.least_fee_msat(payee))
-        most_msat = (await self._known_wallet()).most_msat
-        return min(most_msat, max(self._lump_msat, earned_msat))
+        fee_msat = self._ledger.least_fee_msat(debt.key.payee)
+        paid_msat = self._ledger.tab(debt.key.payee).paid_msat
+        earned_msat = min(paid_msat, LUMP_FEES * fee_msat) if fee_msat >= LEAST_FEE_MSAT else 0
+        lump_msat = max(self._lump_msat, earned_msat)
+        return min(lump_msat, (await self._known_wallet()).most_msat) if lump_msat else 0
 
     def _is_free(self, debt: Debt) -> bool:
         """Whether no payment is under way for a debt."""

@@ -381,19 +381,24 @@ async def test_lumps_double_until_a_fee_is_less_than_a_hundredth_of_them():
 
 
 async def test_lumps_stop_to_grow_where_fees_are_a_share_of_them():
-    """A fiftieth: no lump is large enough to make that a hundredth."""
+    """A half: no lump is large enough to make that a hundredth."""
     node, paid = Node(), []
 
     async def fetch(request, amount_msat):
         paid.append(amount_msat)
-        node.record = lambda payment_hash: replace(Node.record(node, payment_hash), fee_msat=amount_msat // 50)
+        node.record = lambda payment_hash: replace(Node.record(node, payment_hash), fee_msat=amount_msat // 2)
         return await node.fetch(request, amount_msat)
 
     payer = payer_of(Wallet(node))
-    for chunk in range(40):
-        await payer.pay(replace(KEY, chunk=chunk), 1_000, fetch, relays=RELAYS, terms=OF_A_JOB)
-    assert paid[:3] == [1_000, 1_000, 2_000]
-    assert set(paid[3:]) == {2_560}
+    for chunk in range(1_600):
+        await payer.pay(replace(KEY, chunk=chunk), 2_000, fetch, relays=RELAYS, terms=OF_A_JOB)
+    assert paid[:3] == [2_000, 2_000, 4_000]
+    assert set(paid[8:]) == {128_000}
+
+
+async def test_lumps_are_what_is_owed_where_a_fee_is_less_than_a_satoshi(node):
+    node.record = lambda payment_hash: replace(Node.record(node, payment_hash), fee_msat=999)
+    assert await lumps_of(payer_of(Wallet(node)), node, 20) == [1_000] * 20
 
 
 async def test_lumps_are_what_is_owed_where_routing_is_free(node):
