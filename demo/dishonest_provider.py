@@ -40,8 +40,12 @@ async def enter(market: Market, decoder: dict, spared: str, common: dict, names:
     config = await provider_config(market, PROVIDERS, serve, common, bond_msat=BOND_MSAT, us=1)
     ready = await market.daemon(name, "provider", "--config", str(config), program=CHEAT)
     names[ready["public"]] = name
-    note(f"{name} joins with {task}, cheap, and with a bond of {sats(BOND_MSAT)}; it leaves out a layer")
     return Cheater(name, ready["public"], task, config)
+
+
+def introduce(cheater: Cheater) -> None:
+    bond = sats(BOND_MSAT)
+    note(f"{cheater.name} sells {cheater.task}, cheap, and with a bond of {bond}; it leaves out a layer")
 
 
 def altered_percent(market: Market, cheater: Cheater) -> float:

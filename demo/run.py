@@ -297,7 +297,12 @@ class Trade:
                 for name, of in sorted(line["serves"].items(), reverse=True)
             )
             out.print(f"  {line['name']} [dim]{line['public'][:8]}[/]  {'; '.join(held)}", soft_wrap=True)
-        self.opened_msat = await asyncio.gather(*(balance_msat(common, config.parent) for config in self.configs))
+        self.opened_msat = await self.balances_msat()
+
+    async def balances_msat(self) -> dict[str, int]:
+        """What the wallets of the first providers hold, by name."""
+        held_msat = await asyncio.gather(*(balance_msat(self.common, config.parent) for config in self.configs))
+        return {config.parent.name: msat for config, msat in zip(self.configs, held_msat, strict=True)}
 
     async def first_act(self) -> None:
         """The question, and a death in the middle of its answer."""
@@ -321,12 +326,15 @@ class Trade:
             f" paid by Lightning to {len(answered['paid_msat'])} providers while they came"
         )
         step("one process that has the whole model gets the same question; MiniLM, a second model, compares sentences")
-        self.embedded, self.alone = await asyncio.gather(
+        # Its operator starts again what has died, and the cheater comes: it is listed some epochs later.
+        self.embedded, self.alone, self.cheater, _ = await asyncio.gather(
             self.market.command(
                 "embed", *SENTENCES, "--config", str(self.customer), "--model", self.encoder["address"],
                 "--report", str(self.folder / "embed.json"),
             ),
             _alone(self.smollm2, self.folder),
+            dishonest_provider.enter(self.market, self.decoder, answered["task"], self.common, self.names),
+            self.restart(answered["killed"]),
         )  # fmt: skip
         self.embedding = json.loads((self.folder / "embed.json").read_text())
         table = Table("sentence", "the closest in meaning, by MiniLM", box=None, header_style="bold")
@@ -334,17 +342,14 @@ class Trade:
             table.add_row(SENTENCES[i], SENTENCES[j])
         out.print(table)
         self.spent_msat = CUSTOMER_MSAT - await balance_msat(self.common, self.customer.parent)
-        held = await asyncio.gather(*(balance_msat(self.common, config.parent) for config in self.configs))
-        self.paid_msat = {n: b - a for n, a, b in zip(self.names.values(), self.opened_msat, held, strict=True)}
+        held_msat = await self.balances_msat()
+        self.paid_msat = {name: held_msat[name] - opened_msat for name, opened_msat in self.opened_msat.items()}
 
     async def second_act(self, listing: Listing) -> None:
         """A cheater."""
         market, decoder = self.market, self.decoder
-        step("a cheater: one more provider joins, and leaves out a part of the work that it sells")
-        self.cheater, _ = await asyncio.gather(
-            dishonest_provider.enter(market, decoder, self.answered["task"], self.common, self.names),
-            self.restart(self.answered["killed"]),
-        )
+        step("a cheater: one more provider has joined, and leaves out a part of the work that it sells")
+        dishonest_provider.introduce(self.cheater)
         where = (self.cheater.public, decoder["digest"], self.cheater.task)
         # What compares and audits the jobs before has time until the cheater is listed; later the committee needs it.
         unlisted, self.alone_vectors, *audits = await asyncio.gather(
