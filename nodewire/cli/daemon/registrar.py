@@ -33,7 +33,7 @@ def registrar(
     cap: Annotated[str, typer.Option(help="The most that all bonds at the mint may hold.")] = "1000000sat",
     confirmations: Annotated[int, typer.Option(help="Blocks that a vault must have before it counts.", min=1)] = 6,
     treasury: Annotated[
-        Path | None, typer.Option(help="Keep the treasury, too: a TOML file with `relays` and `[wallet]`.")
+        Path | None, typer.Option(help="Keep the treasury, too: a TOML file with `relays` and a table `wallet`.")
     ] = None,
     host: Host = "127.0.0.1",
     port: Port = 7779,

@@ -44,8 +44,10 @@ def document(info: WalletInfo, found: Sequence[Finding]) -> dict[str, Any]:
 
 def show(info: WalletInfo, found: Sequence[Finding]) -> None:
     """A probe's findings, for people."""
+    from nodewire.pay.lightning.probe import PURPOSE
+
     console.print(f"{escape(info.id)}, of {info.network}; from {sats(info.least_msat)} to {sats(info.most_msat)}")
     for one in found:
-        follows = f": {one.means}" if one.means else ""
+        text = one.means or PURPOSE[one.ability]
         said = f" ({one_line(one.said)})" if one.said else ""
-        console.print(f"{one.ability:>10}  {one.state}{escape(follows)}{said}", soft_wrap=True)
+        console.print(f"{one.ability:>10}  {one.state:<7}  {escape(text)}{said}", soft_wrap=True)

@@ -43,7 +43,7 @@ def open_(
     balance: Annotated[
         str, typer.Option(help="Ask the service's faucet for this much play money, such as 100000sat.")
     ] = "0sat",
-    kind: Annotated[str, typer.Option(help="The kind of wallet, as [wallet] kind has it.")] = DEFAULT_WALLET,
+    kind: Annotated[str, typer.Option(help="The kind of wallet, as `kind` in a role's file.")] = DEFAULT_WALLET,
     json: Json = False,
 ) -> None:
     """Open an account with a wallet service, such as the simulated Lightning network."""

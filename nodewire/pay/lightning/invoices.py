@@ -105,7 +105,8 @@ def _decode(text: str) -> Invoice:
         final_cltv = raw.min_final_cltv_expiry
         hints = [hint.routes for hint in raw.route_hints or ()]
     except Exception as error:  # the library's bit reader raises whatever it stumbled over
-        raise BadInvoice("invoice", f"{type(error).__name__}: {error}"[:200]) from error
+        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        raise BadInvoice("invoice", f"it cannot be read: {reason[:200]}; copy all of it") from error
     if payee != signer:
         raise BadInvoice("n", "names another node than the one that signed")
     if any(isinstance(f, FeatureExtra) and state is FeatureState.required for f, state in features.items()):

@@ -14,11 +14,22 @@ from nodewire.pay.lightning.wallet import Ability, Wallet, WalletInfo
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-State = Literal["works", "said", "lacks", "fails"]
-"""Tried; said by the wallet and not tried, since it would cost something; not there; there and wrong."""
+State = Literal["works", "untried", "lacks", "fails"]
+"""Tried; claimed by the wallet and not tried, since that would cost something; not there; there and wrong."""
 _EXPIRY_S = 60
 _LISTEN_S = 2.0
 
+PURPOSE: dict[Ability, str] = {
+    "balance": "says how much money it has",
+    "invoice": "makes invoices that commit to a description's hash",
+    "pay": "pays invoices",
+    "fee-cap": "pays no more for routing than nodewire allows",
+    "lookup-in": "says what came of an invoice that it made",
+    "lookup-out": "says what came of a payment that it made",
+    "failures": "says for certain that a payment was not made",
+    "settled": "tells of money as it comes",
+    "hold": "makes invoices that are settled later",
+}
 MEANING: dict[Ability, str] = {
     "balance": "nothing tells before a purchase whether the money is there",
     "invoice": "a provider cannot be paid into it: zaps need invoices that commit to a description's hash",
@@ -65,7 +76,7 @@ async def probe(wallet: Wallet) -> tuple[WalletInfo, list[Finding]]:
         if ability not in info.abilities:
             found.append(Finding(ability, "lacks"))
         elif ability not in tries:
-            found.append(Finding(ability, "said"))
+            found.append(Finding(ability, "untried"))
         else:
             try:
                 await tries[ability]()

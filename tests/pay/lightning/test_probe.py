@@ -36,7 +36,7 @@ async def test_what_a_whole_wallet_can_is_tried_and_nothing_is_paid(open_wallet)
         "failures",
         "hold",
     }
-    assert {one.state for one in found.values()} == {"works", "said"}
+    assert {one.state for one in found.values()} == {"works", "untried"}
     assert not any(one.means or one.said for one in found.values())
     assert await wallet.balance_msat() == 5_000
 
