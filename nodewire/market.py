@@ -444,7 +444,7 @@ async def addressed(pool: Pool, address: str, kind: int) -> Event:
     wanted = Filter(kinds=frozenset({kind}), authors=frozenset({author}), tags={"d": frozenset({name})})
     events = await pool.fetch([wanted], timeout_s=_FETCH_S)
     if not events:
-        raise NotFound(address[:120], "no relay has it")
+        raise NotFound(address[:120], "no relay of `relays` has it: is the address right, and are these its relays?")
     newest = min(events, key=newest_first)
     if newest.tag("d") != name:
         raise BadEvent("d", "not the name that was asked for")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MAX_ANSWER_BYTES = 2_000_000
 _HEX32 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _WAIT_S = 30
+_OTHER = "is that a simulated network, and does it hold bonds (`--key`, `--committee`), if it is asked for them?"
 _PAGE = 200
 
 
@@ -183,20 +184,20 @@ class SimWallet:
                 status, raw = await self._exchange(self._session, method, path, data, headers, limit)
         except TimeoutError as error:
             raise TimedOut("wallet", f"no answer from {self._url}") from error
-        except aiohttp.InvalidURL as error:
+        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
             raise BadInput("wallet", f"{self._url!r} is no URL such as http://127.0.0.1:3338") from error
         except aiohttp.ClientError as error:
             raise LinkLost("wallet", f"{self._url}: {error}"[:300]) from error
         try:
             answer = orjson.loads(raw)
         except orjson.JSONDecodeError as error:
-            raise LinkLost("wallet", f"answered {status} and no JSON") from error
+            raise LinkLost("wallet", f"{self._url} answered {status} and no JSON: {_OTHER}") from error
         if status >= 500 or not isinstance(answer, dict):  # the service reports its errors below 500, as objects
-            raise LinkLost("wallet", f"answered {status} and nothing of its own")
+            raise LinkLost("wallet", f"{self._url} answered {status} and nothing of its own: {_OTHER}")
         if status != 200:
             refused = from_dict(answer)
             if self._token_file is not None and isinstance(refused, NotAllowed) and refused.field == "token":
-                said = f"{self._url} does not know the one in {self._token_file}: is it another network's?"
+                said = f"{self._url} does not know the token: is it another network's? ({self._token_file})"
                 raise NotAllowed("token", said)
             raise refused
         return answer

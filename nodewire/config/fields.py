@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from nodewire.errors import BadInput
 from nodewire.protocol.encoding.address import SPLICE_WORDS
 from nodewire.protocol.encoding.byte_sizes import parse_size
 from nodewire.protocol.encoding.schema import Msat
 from nodewire.protocol.encoding.validation_errors import shaped
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def parse_msat(text: str) -> int:
@@ -63,6 +66,18 @@ Size = Annotated[int, BeforeValidator(parse_size), Field(ge=0)]
 Address = Annotated[str, shaped(r"^[^\s]{1,255}:[0-9]{1,5}$", "host:port")]
 SpliceAt = Annotated[str, shaped(r"^splice:[0-9a-f]{64}@[^\s]{1,255}:[0-9]{1,5}$", SPLICE_WORDS)]
 _NAMED = r"[0-9a-f]{64}:[a-z0-9][a-z0-9._-]{0,63}$"
+_SECRET = re.compile(r"://|:/|[?&]secret=|^[0-9a-fA-F]{24,}$|^nsec1", re.IGNORECASE)
+
+
+def _names_no_secret(path: Path | None) -> Path | None:
+    """Refuses a secret, or a URL that has one, where the name of its file belongs. The error does not show it."""
+    if path is not None and (_SECRET.search(str(path)) or _SECRET.search(path.name)):
+        raise ValueError("it is a secret or a URL: put that into a file of mode 0600, and name the file here")
+    return path
+
+
+NAMES_NO_SECRET = AfterValidator(_names_no_secret)
+"""Of a field that names the file with a secret."""
 ManifestAt = Annotated[str, shaped(rf"^38840:{_NAMED}", "38840:<author's public key in hex>:<name>")]
 CommitteeAt = Annotated[str, shaped(rf"^38841:{_NAMED}", "38841:<founder's public key in hex>:<name>")]
 WalletKind = Annotated[str, shaped(r"^[a-z][a-z0-9_+-]{0,31}$", 'the name of a kind of wallet, such as "sim"')]

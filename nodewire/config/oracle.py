@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from nodewire.config.fields import DEFAULT_WALLET, Size, WalletKind
+from nodewire.config.fields import DEFAULT_WALLET, NAMES_NO_SECRET, Size, WalletKind
 from nodewire.config.file import File, Section
 from nodewire.config.role import HolderConfig, MetricsConfig, WalletConfig, WorkerConfig, limits_of
 
@@ -22,7 +22,7 @@ class BondsConfig(Section):
     """The kind of wallet, as in `[wallet]`."""
     url: str
     """The bond holder's URL. Certified verdicts are presented there, and it says which passes count."""
-    token_file: Path | None = None
+    token_file: Annotated[Path | None, NAMES_NO_SECRET] = None
     """The file with the oracle's account there: earnings of verdicts and its part of the fees are pulled into it."""
 
 

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from nodewire.config.fields import (
     DEFAULT_WALLET,
+    NAMES_NO_SECRET,
     Address,
     CommitteeAt,
     Congestion,
@@ -36,7 +37,7 @@ class WalletConfig(Section):
     a mint. An installed package may bring others."""
     url: str
     """The wallet service's URL."""
-    token_file: Path
+    token_file: Annotated[Path, NAMES_NO_SECRET]
     """The file with the account's token, connection string or key: all that is needed to spend the money."""
     network: Literal["", "bc", "tb", "tbs", "bcrt"] = ""
     """The Lightning network: `bc` is Bitcoin's own. If it is empty it is the kind's: `bcrt`, with play money, for
@@ -62,7 +63,7 @@ class ModelPin(Section):
 class Role(File):
     """Fields of every role's file."""
 
-    key: Path
+    key: Annotated[Path, NAMES_NO_SECRET]
     """The file with the role's nsec, mode 0600. It is made if missing."""
     relays: tuple[str, ...] = Field(min_length=1, max_length=8)
     """Websocket URLs. One that answers is enough."""

@@ -29,14 +29,13 @@ def open_versioned(
     *,
     threads: bool = False,
     alone: bool = False,
-    secret: bool = False,
 ) -> sqlite3.Connection:
     """The file at `path` (":memory:" for none), made by the script `schema` if it is new.
 
     What a transaction has written is on disk when it ends (WAL, synchronous=FULL). `steps` are scripts by the version
     that each leads away from, to the next; `schema` runs after them, and leaves alone what is there. `threads`: more
-    than one may use it, who see to it that they do in turn; `alone`: while it is open no other process may open it;
-    `secret`: it is for its owner's eyes.
+    than one may use it, who see to it that they do in turn; `alone`: while it is open no other process may open it.
+    A new file is for its owner's eyes (mode 0600).
 
     Raises:
         BadConfig: it cannot be opened, or is of a version from which no step leads here.
@@ -44,7 +43,7 @@ def open_versioned(
 
     """
     try:
-        if secret and path != ":memory:":
+        if path != ":memory:":
             Path(path).touch(mode=0o600)
         wait_s = _WAIT_ALONE_S if alone else _WAIT_S
         db = sqlite3.connect(path, isolation_level=None, timeout=wait_s, check_same_thread=not threads)

@@ -38,7 +38,7 @@ def parse(text: str) -> URL:
     return url
 
 
-def connector(url: URL, *, allow_private: bool) -> aiohttp.TCPConnector:
+def connector(url: URL, *, allow_private: bool, force_close: bool = False) -> aiohttp.TCPConnector:
     """What dials for `url`, and for it alone: a redirect's target needs its own.
 
     With `allow_private`, addresses that are not public (loopback, private networks) may be dialled, and these alone
@@ -54,7 +54,7 @@ def connector(url: URL, *, allow_private: bool) -> aiohttp.TCPConnector:
     policy = _Policy(public=url.scheme == "https", private=allow_private)
     with contextlib.suppress(ValueError):  # a name: the resolver checks what it stands for
         policy.check(ipaddress.ip_address(url.host))  # an address: no resolver is asked
-    return aiohttp.TCPConnector(resolver=_PolicyResolver(policy))
+    return aiohttp.TCPConnector(resolver=_PolicyResolver(policy), force_close=force_close)
 
 
 def is_dialled(address: str, *, allow_private: bool) -> bool:
@@ -91,7 +91,8 @@ class _Policy:
         address = _meant(address)
         is_public = address.is_global and not address.is_multicast
         if not (self.public if is_public else self.private):
-            raise NotAllowed("url", "plain http to a public address" if is_public else "not a public address")
+            way = "plain http to a public address, on whose way others read along: use https"
+            raise NotAllowed("url", way if is_public else "not a public address")
 
 
 def _meant(address: _Address) -> _Address:

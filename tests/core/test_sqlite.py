@@ -85,8 +85,8 @@ def test_a_file_that_one_process_has_alone_is_refused_to_others_at_once(path):
     held.close()
 
 
-def test_a_secret_file_is_its_owners_and_one_that_is_damaged_says_what_to_do(path):
-    open_versioned(path, "rows", SCHEMA, 1, secret=True).close()
+def test_a_new_file_is_its_owners_and_one_that_is_damaged_says_what_to_do(path):
+    open_versioned(path, "rows", SCHEMA, 1).close()
     assert path.stat().st_mode & 0o777 == 0o600
     path.write_bytes(os.urandom(8_192))
     with pytest.raises(BadConfig, match="move it away"):

@@ -17,6 +17,7 @@ from nodewire.cli.market import wallet
 from nodewire.errors import BadInput, BadInvoice, LinkLost, NotAllowed, PaymentFailed, TimedOut
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.accounts.own_transfers import OwnTransfer
+from nodewire.pay.by_hand import statement
 from nodewire.pay.by_hand.own_payer import OwnPayer
 from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.wallet import Transfer
@@ -165,12 +166,55 @@ async def test_an_invoice_of_another_amount_network_or_time_is_not_paid(payer, p
 
 
 async def test_a_payment_that_the_wallet_has_failed_is_told_and_another_invoice_is_asked_for(payer, payee):
-    invoice = await payee.invoice(60_000, description="x", expiry_s=600)  # more than there is
+    invoice = await payee.invoice(50_000, description="x", expiry_s=600)  # all that there is: nothing for the way
     done = await run(payer, "pay", invoice.bolt11, "--yes")
     assert isinstance(done.exception, PaymentFailed) and "nothing was paid" in str(done.exception)
     assert (await transfers(payer))[0]["state"] == "failed"
     done = await run(payer, "pay", invoice.bolt11, "--yes")
     assert isinstance(done.exception, NotAllowed) and "another invoice" in str(done.exception)
+
+
+async def test_what_the_wallet_lacks_is_told_before_and_the_same_invoice_is_paid_when_it_is_there(payer, payee):
+    invoice = await payee.invoice(60_000, description="x", expiry_s=600)
+    done = await run(payer, "pay", invoice.bolt11, "--yes")
+    assert isinstance(done.exception, PaymentFailed) and "60000 msat are needed" in str(done.exception)
+    assert await transfers(payer) == []
+    more = await payer.invoice(90_000, description="x", expiry_s=600)
+    rich, _ = await payer.open_account(payer._url, "rich", 200_000)
+    try:
+        assert (await rich.pay(more.bolt11, max_fee_msat=5_000)).state == "settled"
+    finally:
+        await rich.close()
+    done = await run(payer, "pay", invoice.bolt11, "--yes")
+    assert done.exit_code == 0, done.exception
+
+
+async def test_an_invoice_that_a_script_waits_for_is_shown_at_once_and_in_the_history_until_it_is_paid(payer, payee):
+    waiting = asyncio.create_task(run(payer, "receive", "5sat", "--json"))
+    ledger = book(payer)
+    try:
+        while not (made := ledger.own.newest(1)):
+            await asyncio.sleep(0.05)
+        (open_,) = statement.read(ledger, 10, {})
+    finally:
+        ledger.close()
+    assert open_.bolt11 == made[0].bolt11
+    rich, _ = await payer.open_account(payer._url, "rich", 200_000)
+    try:
+        await rich.pay(open_.bolt11, max_fee_msat=5_000)
+    finally:
+        await rich.close()
+    done = await waiting
+    assert open_.bolt11 in done.stderr
+    assert json.loads(done.stdout)["state"] == "settled"
+    assert (await transfers(payer))[0]["bolt11"] == ""
+
+
+async def test_nobody_who_answers_is_no_yes(payer, payee):
+    invoice = await payee.invoice(5_000, description="x", expiry_s=600)
+    done = await run(payer, "pay", invoice.bolt11)
+    assert isinstance(done.exception, NotAllowed) and "--yes" in str(done.exception)
+    assert await transfers(payer) == []
 
 
 class Deaf:

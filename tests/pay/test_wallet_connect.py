@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import stat
 import tomllib
@@ -10,7 +11,7 @@ import tomllib
 import pytest
 from typer.testing import CliRunner
 
-from nodewire.cli.market import wallet
+from nodewire.cli.market import wallet, wallet_connect
 from nodewire.cli.market.wallet_connect import recognized
 from nodewire.config import load_role
 from nodewire.errors import BadConfig, BadInput, LinkLost, NotAllowed
@@ -89,6 +90,51 @@ async def test_a_connection_string_becomes_a_wallet_that_the_role_can_pay_from(r
         assert await opened.balance_msat() == 50_000
     finally:
         await opened.close()
+
+
+@pytest.mark.parametrize(("kind", "whole"), [("lnd", False), ("lnbits", True)])
+def test_certificates_after_a_secret_on_standard_input_are_kept(monkeypatch, kind, whole):
+    typed = "5ec4e7\n-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    assert wallet_connect._secret(kind, whole=whole) == typed.strip()
+
+
+def test_what_is_answered_after_a_secret_is_no_part_of_it(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("5ec4e7\ny\n"))
+    assert wallet_connect._secret("lnbits", whole=False) == "5ec4e7"
+
+
+async def test_a_file_that_has_the_secret_already_is_named(role, lnbits, tmp_path):
+    file = tmp_path / "mine.key"
+    file.write_text(lnbits.admin_key + "\n")
+    done = await connect(lnbits.url, "--config", role(), "--token-file", file)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert load_role(tmp_path / "role.toml").wallet.token_file == file
+    assert file.read_text() == lnbits.admin_key + "\n"
+
+
+@pytest.mark.parametrize(
+    ("field", "secret"),
+    [
+        ("token_file", f"nostr+walletconnect://{'ab' * 32}?relay=wss://relay.example&secret={'5e' * 32}"),
+        ("token_file", "5e" * 16),
+        ("key", "nsec1" + "q" * 58),
+    ],
+)
+def test_a_secret_in_the_place_of_its_files_name_is_refused_and_not_shown(role, field, secret):
+    named = {"key": "key.nsec", "token_file": "wallet.token"} | {field: secret}
+    text = CUSTOMER.replace("key.nsec", named["key"])
+    path = role(f'{text}\n[wallet]\nurl = "http://127.0.0.1:1"\ntoken_file = "{named["token_file"]}"\n')
+    with pytest.raises(BadConfig, match="it is a secret or a URL") as refused:
+        load_role(path)
+    assert secret not in str(refused.value) and secret[-20:] not in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", ["lnbits", "phoenixd", "lnd", "cln", "electrum"])
+async def test_no_secret_goes_over_plain_http_to_a_public_address(role, kind):
+    typed = "user:password\n" if kind == "electrum" else "5ec4e7\n"
+    done = await connect("http://8.8.8.8:17555", "--config", role(), "--kind", kind, typed=typed)
+    assert isinstance(done.exception, NotAllowed) and "use https" in str(done.exception), done.exception
 
 
 async def test_a_string_that_is_asked_for_is_in_no_argument(role, nwc):

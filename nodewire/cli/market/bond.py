@@ -51,7 +51,7 @@ def lock(
     amount_msat, until_s = parse_msat(amount), int(time.time()) + days * 86_400
 
     async def run() -> dict[str, Any]:
-        async with _asking(config) as (keys, holder):
+        async with _asking(config, new_key=True) as (keys, holder):
             await _check_raised(holder, keys, amount_msat)
             statement = await ensure_bond(holder, keys, amount_msat, until_s)
             return {**asdict(await holder.bond(keys.public)), "statement": statement.as_dict()}
@@ -219,11 +219,11 @@ async def _evidence(role: AnyRole, certificates: list[str]) -> list[tuple[Event,
 
 
 @asynccontextmanager
-async def _asking(config: Path) -> AsyncIterator[tuple[Keys, BondHolder]]:
-    """The role's keys, and the holder that its wallet's service is."""
+async def _asking(config: Path, *, new_key: bool = False) -> AsyncIterator[tuple[Keys, BondHolder]]:
+    """The role's keys, and the holder that its wallet's service is. A key that is missing is made if `new_key`."""
     role = load_role(config)
-    if not role.key.exists():
-        raise BadConfig(str(role.key), "does not exist; `nodewire keys new` makes one")
+    if not new_key and not role.key.exists():
+        raise BadConfig(str(role.key), f"does not exist; `nodewire keys new {role.key}` makes one")
     async with AsyncExitStack() as stack:
         yield Keys.from_file(role.key), await _holder(stack, role)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +17,7 @@ from nodewire.cli.market import role_wallet, tabs, wallet_pay
 from nodewire.cli.market.wallet_connect import connect
 from nodewire.cli.output import CUSTOMERS, Json, console, counted, notes, one_line, print_json, sats
 from nodewire.config import DEFAULT_WALLET, CustomerConfig, OracleConfig, load_role, parse_msat
-from nodewire.errors import BadConfig, NotAllowed
+from nodewire.errors import BadConfig, BadInput, NotAllowed
 
 if TYPE_CHECKING:
     from nodewire.customer.payments.debts import ChunkDebt, DebtOutcome
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from nodewire.pay.lightning.wallet import WalletInfo
 
 app = typer.Typer(help="Lightning wallets.", no_args_is_help=True)
+_PREFIX = re.compile(r"[0-9a-f]{1,64}")
 _TIPS = 5
 """The newest that are shown, with what their senders say."""
 _NOT_AGREED = NotAllowed("pay", "not agreed to")
@@ -85,6 +87,9 @@ def settle(
     """
     import uvloop
 
+    for prefix in broken or ():
+        if not _PREFIX.fullmatch(prefix):
+            raise BadInput("--broken", f"{prefix[:70]!r} is no beginning of a public key in lowercase hex")
     role = load_customer(config)
     with name_relays(role.relays):
         done = uvloop.run(_settle(role, lambda: yes or (not json and typer.confirm("Pay?")), tuple(broken or ())))
@@ -183,7 +188,8 @@ def zap(
             said = f"paid {what}{fees}" if one.error is None else f"not paid: {what}: {one_line(str(one.error))}"
             console.print(escape(said), soft_wrap=True)
     if any(one.error is not None for one in done):
-        notes.print(f"what is left: nodewire wallet zap {escape(to)} {escape(amount)} --again {name}", soft_wrap=True)
+        rest = f"nodewire wallet zap {to} {amount} --again {name} --config {config}"
+        notes.print(f"what is left: {escape(rest)}", soft_wrap=True)
         raise typer.Exit(1)
 
 

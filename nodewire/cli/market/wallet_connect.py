@@ -31,7 +31,17 @@ _NWC = re.compile(r"nostr\+?walletconnect:", re.IGNORECASE)
 _URL = re.compile(r"https?://", re.IGNORECASE)
 _NEEDS: dict[str, tuple[Ability, ...]] = {"provider": ("invoice", "settled"), "customer": ("pay",)}
 """Without these a role's wallet is of no use to it."""
-_SECRETS = {"lnbits": "The wallet's admin key (LNbits, Node URL, API keys)", "sim": "The account's token"}
+_SECRETS = {
+    "lnbits": "The wallet's admin key (LNbits, Node URL, API keys)",
+    "sim": "The account's token",
+    "lnd": "The macaroon in hex (to add tls.cert, write both to standard input, or into --token-file)",
+    "cln": "The rune (to add ca.pem, write both to standard input, or into --token-file)",
+    "phoenixd": "http-password of phoenix.conf",
+}
+_CERTIFIED = ("lnd", "cln")
+"""Kinds of wallets that most often come with a certificate of their own."""
+_MOST_CHARS = 65_536
+"""Of a secret and its certificates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +67,10 @@ def connect(
     ] = "",
     network: Annotated[str, typer.Option(help="The only network that it may be of, such as bc (default: any).")] = "",
     token_file: Annotated[
-        Path | None, typer.Option(help="The new file for its secret (default: wallet.KIND beside the role's file).")
+        Path | None,
+        typer.Option(
+            help="The file with its secret; a new one unless it is there (default: wallet.KIND beside the role's file)."
+        ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Replace the file's wallet without asking.")] = False,
     json: Json = False,
@@ -72,10 +85,7 @@ def connect(
     if before is not None and json and not yes:
         raise NotAllowed(f"{config}: [wallet]", "stands there already; --yes replaces it")
     account = recognized(_line("Connection string or URL") if string == "-" else string, kind)
-    secret = account.secret or _line(_SECRETS.get(account.kind, "The wallet's secret"))
-    if not secret:
-        raise BadInput("secret", "none was given; standard input has it, or its prompt")
-    with _kept(_place(config, account.kind, token_file), secret) as place:
+    with _kept(config, account, token_file, whole=yes or json) as place:
         info, found = asyncio.run(_tried(account, place, network))
         if not json:
             show(info, found)
@@ -198,29 +208,47 @@ def _under_way(config: Path) -> int:
         ledger.close()
 
 
-def _place(config: Path, kind: str, token_file: Path | None) -> Path:
+def _place(config: Path, kind: str) -> Path:
     """A file for the secret that does not exist yet: no other secret is ever overwritten."""
-    if token_file is not None:
-        return token_file
     names = (f"wallet.{kind}" if number == 1 else f"wallet-{number}.{kind}" for number in range(1, 1_000))
     free = (config.parent / name for name in names)
     return next(path for path in free if not path.exists())
 
 
 @contextmanager
-def _kept(place: Path, secret: str) -> Iterator[Path]:
-    """The secret in a new file for its owner's eyes; gone again if the block fails. Raises BadConfig."""
-    try:
-        descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError as error:
-        raise BadConfig(str(place), "exists; a secret is never overwritten: name another --token-file") from error
-    with os.fdopen(descriptor, "w") as file:
+def _kept(config: Path, account: Account, token_file: Path | None, *, whole: bool) -> Iterator[Path]:
+    """The file with the secret: a new one for its owner's eyes, gone again if the block fails, or one that is there.
+
+    `whole`: nothing is asked later, so all of standard input is the secret.
+
+    Raises:
+        BadConfig: a file is there, and another secret was given.
+        BadInput: no secret was given.
+
+    """
+    place = token_file or _place(config, account.kind)
+    if place.exists():
+        if account.secret is not None:
+            raise BadConfig(str(place), "exists; a secret is never overwritten: name another --token-file")
+        yield place
+        return
+    secret = account.secret or _secret(account.kind, whole=whole)
+    if not secret:
+        raise BadInput("secret", "none was given: write it to standard input, or name its file by --token-file")
+    with os.fdopen(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(secret + "\n")
     try:
         yield place
     except BaseException:
         place.unlink(missing_ok=True)
         raise
+
+
+def _secret(kind: str, *, whole: bool) -> str:
+    """A secret: typed unseen, or of standard input a line, or all of it, where further lines are certificates."""
+    if not sys.stdin.isatty() and (whole or kind in _CERTIFIED):
+        return sys.stdin.read(_MOST_CHARS).strip()
+    return _line(_SECRETS.get(kind, "The wallet's secret"))
 
 
 def _line(what: str) -> str:

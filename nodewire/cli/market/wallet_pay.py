@@ -117,7 +117,13 @@ class _Question:
     def ask(self, said: str) -> None:
         """Raises NotAllowed: the answer is no."""
         notes.print(said, soft_wrap=True)
-        if not self.yes and not typer.confirm("Pay?", err=True):
+        if self.yes:
+            return
+        try:
+            is_agreed = typer.confirm("Pay?", err=True)
+        except typer.Abort:
+            raise NotAllowed("pay", "nobody answered, and nothing was paid: --yes pays without asking") from None
+        if not is_agreed:
             raise NotAllowed("pay", "not agreed to: nothing was paid")
 
 
@@ -160,6 +166,8 @@ async def _pay(role: AnyRole, payee: str, amount_msat: int | None, question: _Qu
                 invoices.check(invoice, amount_msat=invoice.amount_msat, now_s=time.time())
             elif known.state == "settled":
                 raise NotAllowed("invoice", f"it was paid on {_moment(known.at_s)}: nothing is paid twice")
+            if known is None:
+                await purse.payer.check_balance(invoice.amount_msat)
             question.ask(_said(purse, invoice.amount_msat, invoice.description or f"node {invoice.payee[:16]}"))
         else:
             target, invoice = await _by_lnurl(role, purse, payee, amount_msat, question)
@@ -181,6 +189,7 @@ async def _by_lnurl(
     await _settle_before(purse, url)
     offer = await lnurl.fetch_offer(url, allow_private=private)
     offer.callback_for(amount_msat)
+    await purse.payer.check_balance(amount_msat)
     question.ask(_said(purse, amount_msat, _whom(payee, offer)))
     network = purse.info.network
     return url, await lnurl.fetch_plain_invoice(offer, amount_msat, network=network, allow_private=private)
@@ -237,6 +246,8 @@ async def _receive(
             console.print(one.bolt11, soft_wrap=True, markup=False)
         if not wait:
             return one
+        if not show:  # standard output has the one document, at the end
+            notes.print(one.bolt11, soft_wrap=True, markup=False)
         if show:
             notes.print(f"[dim]waits for {sats(amount_msat)}; Ctrl-C ends this, and the invoice stays good[/]")
         try:

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from nodewire.errors import BadInput, LinkLost, NodewireError, NotAllowed, NotFound, TimedOut
+from nodewire.errors import BadInput, LinkLost, NodewireError, NotAllowed, NotFound, PaymentFailed, TimedOut
 from nodewire.pay.accounts.own_transfers import OwnTransfer, OwnTransfers
 from nodewire.pay.accounts.payer import Fees
 from nodewire.pay.lightning import invoices
@@ -40,6 +40,20 @@ class OwnPayer:
     def most_fee_msat(self, amount_msat: int) -> int:
         """The most that routing may cost on top of an amount, where the wallet keeps to it ("fee-cap")."""
         return self._fees.most(amount_msat)
+
+    async def check_balance(self, amount_msat: int) -> None:
+        """Check that the wallet has the amount. What routing may cost is the wallet's to say.
+
+        Raises:
+            PaymentFailed: it has less. Nothing is written down, so the same invoice can be paid later.
+            LinkLost, TimedOut: the wallet cannot be reached.
+
+        """
+        if "balance" not in self._info.abilities:
+            return
+        balance_msat = await self._wallet.balance_msat()
+        if balance_msat < amount_msat:
+            raise PaymentFailed("balance", f"{balance_msat} msat, and {amount_msat} msat are needed: nothing was paid")
 
     async def look(self, one: OwnTransfer) -> OwnTransfer:
         """What the wallet's record says of a transfer, written down. It moves no money.

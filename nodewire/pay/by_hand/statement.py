@@ -30,6 +30,8 @@ class Entry:
     payment_hash: str = ""
     reason: str = ""
     """Why it failed."""
+    bolt11: str = ""
+    """The invoice, as long as it can be paid into the wallet."""
 
     def document(self) -> dict[str, Any]:
         """The entry as plain data. It has no preimage."""
@@ -70,6 +72,7 @@ def read(ledger: Ledger, most: int, by_wallet: Mapping[str, Transfer] = {}) -> l
                 own.at_s,
                 own.payment_hash,
                 own.reason,
+                own.bolt11 if own.direction == "in" and own.is_under_way else "",
             )
         )
     found.sort(key=lambda one: -one.at_s)

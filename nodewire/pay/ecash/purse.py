@@ -100,7 +100,7 @@ class Purse:
     def _db(self) -> sqlite3.Connection:
         """The file, opened when it is needed, also after `close`."""
         if self._opened is None:
-            self._opened = open_versioned(self._path, "a purse of ecash", _SCHEMA, 1, secret=True)
+            self._opened = open_versioned(self._path, "a purse of ecash", _SCHEMA, 1)
         return self._opened
 
     @property

@@ -13,6 +13,7 @@ import hashlib
 import os
 import re
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     from bolt11.models.routehint import Route
 
+_LAST_S = 253_402_300_799
+"""The last second of the year 9999."""
 MAX_CHARS = 2_048  # a plain invoice has about 300, one with route hints under 1,000
 MAX_MSAT = 10**14 - 1  # bolt11 2.2 shortens multiples of 1,000 BTC once too often
 MAX_EXPIRY_S = 366 * 86_400
@@ -88,7 +91,7 @@ def decode(text: str, *, network: str | None = None) -> Invoice:
     text = text.lower()
     found, _ = _prefix(text)
     if network is not None and found != network:
-        raise BadInvoice("network", f"ln{found}, not ln{network}")
+        raise _other_network(found, network)
     return _decode(text)
 
 
@@ -169,7 +172,7 @@ def check(
 
     """
     if network is not None and invoice.network != network:
-        raise BadInvoice("network", f"ln{invoice.network}, not ln{network}")
+        raise _other_network(invoice.network, network)
     if invoice.amount_msat != amount_msat:
         raise BadInvoice("amount", f"{invoice.amount_msat} msat, asked for {amount_msat} msat")
     if description_hash is not None and invoice.description_hash != description_hash:
@@ -177,10 +180,17 @@ def check(
     if payee is not None and invoice.payee != payee:
         raise BadInvoice("payee", "another node than before")
     if invoice.is_expired(now_s):
-        raise BadInvoice("expiry", f"expired at {invoice.expires_at_s}")
+        at = datetime.fromtimestamp(min(invoice.expires_at_s, _LAST_S), UTC).strftime("%Y-%m-%d %H:%M UTC")
+        raise BadInvoice("expiry", f"expired at {at}: ask for another invoice")
     if invoice.min_final_cltv_expiry > MAX_FINAL_CLTV:
         blocks = f"{invoice.min_final_cltv_expiry} blocks, at most {MAX_FINAL_CLTV}"
         raise BadInvoice("min_final_cltv_expiry", f"{blocks}: so long a payment may hang. Have the payee ask for less")
+
+
+def _other_network(found: str, meant: str) -> BadInvoice:
+    names = {"bc": "Bitcoin's own", "tb": "testnet's", "tbs": "signet's", "bcrt": "regtest's, play money"}
+    words = [f"ln{one} ({names.get(one, 'unknown')})" for one in (found, meant)]
+    return BadInvoice("network", f"the invoice is of {words[0]}, and {words[1]} is meant")
 
 
 def issue(

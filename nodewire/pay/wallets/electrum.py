@@ -19,7 +19,7 @@ import orjson
 from nodewire.errors import BadConfig, BadInput, LinkLost, NodewireError, NotAllowed, NotFound, TimedOut, Unsupported
 from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.wallet import ABILITIES, Direction, Receipt, State, Transfer, WalletInfo
-from nodewire.pay.wallets import history
+from nodewire.pay.wallets import history, rest
 from nodewire.pay.wallets.history import ListedInvoice
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class ElectrumWallet:
         """
         if self._session is None:
             secret = base64.b64encode(f"{self._user}:{self._password}".encode()).decode()
-            once = aiohttp.TCPConnector(force_close=True)  # one that is kept does not outlive the daemon
+            once = rest.connector(self._url, force_close=True)  # one that is kept does not outlive the daemon
             self._session = aiohttp.ClientSession(connector=once, headers={"Authorization": f"Basic {secret}"})
         body = {"id": 1, "jsonrpc": "2.0", "method": f"nodewire_{method}", "params": params or {}}
         limit = aiohttp.ClientTimeout(total=self._timeout_s + wait_s)
@@ -176,10 +176,11 @@ class ElectrumWallet:
                         raise LinkLost("wallet", f"its answer is over {MAX_ANSWER_BYTES} bytes")
         except TimeoutError as error:
             raise TimedOut("wallet", f"no answer from {self._url}") from error
-        except aiohttp.InvalidURL as error:
+        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
             raise BadInput("wallet", f"{self._url!r} is no URL such as http://127.0.0.1:7777") from error
         except aiohttp.ClientError as error:
-            raise LinkLost("wallet", f"{self._url}: {type(error).__name__}") from error
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise LinkLost("wallet", f"{self._url}: {reason}") from error
         return _result(response.status, bytes(raw))
 
 

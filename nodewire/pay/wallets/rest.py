@@ -21,6 +21,7 @@ from nodewire.errors import (
     TimedOut,
     Unsupported,
 )
+from nodewire.net import address_policy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
@@ -45,6 +46,7 @@ _KEY = re.compile(r"0[23][0-9a-f]{64}", re.ASCII)
 _SECRET = re.compile(r"[!-~]+", re.ASCII)
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----[^-]*-----END CERTIFICATE-----")
 _MOST_DIGITS = 19
+_OTHER = "is it a service of this kind (`kind` in [wallet], --kind)?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,23 +93,24 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a service answered: the status, and a document of at most MAX_ANSWER_BYTES."""
+    """What the service at `url` answered: the status, and a document of at most MAX_ANSWER_BYTES."""
 
     status: int
     raw: bytes
+    url: str = ""
 
     def document(self) -> Any:
         """The JSON in it. Raises LinkLost: it is none."""
         try:
             return orjson.loads(self.raw)
         except orjson.JSONDecodeError as error:
-            raise LinkLost("wallet", f"answered {self.status} and no JSON") from error
+            raise LinkLost("wallet", f"{self.url} answered {self.status} and no JSON: {_OTHER}") from error
 
     def members(self) -> dict[str, Any]:
         """The JSON object in it. Raises LinkLost: it is none."""
         found = self.document()
         if not isinstance(found, dict):
-            raise LinkLost("wallet", f"answered {self.status} and nothing of its own")
+            raise LinkLost("wallet", f"{self.url} answered {self.status} and nothing of its own: {_OTHER}")
         return found
 
 
@@ -144,7 +147,7 @@ class RestService:
                 raw += piece
                 if len(raw) > MAX_ANSWER_BYTES:
                     raise _too_large()
-            return Answer(response.status, bytes(raw))
+            return Answer(response.status, bytes(raw), self.url)
 
     async def lines(
         self, method: str, path: str, body: dict[str, Any] | None = None, *, wait_s: float
@@ -157,11 +160,11 @@ class RestService:
                 *whole, rest = (rest + piece).split(b"\n")
                 for line in whole:
                     if line.strip():
-                        yield Answer(response.status, line)
+                        yield Answer(response.status, line, self.url)
                 if len(rest) > MAX_ANSWER_BYTES:
                     raise _too_large()
             if rest.strip():
-                yield Answer(response.status, rest)
+                yield Answer(response.status, rest, self.url)
 
     async def close(self) -> None:
         if self._session is not None:
@@ -173,8 +176,8 @@ class RestService:
         self, method: str, path: str, limit: aiohttp.ClientTimeout, **content: Any
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         if self._session is None:
-            connector = aiohttp.TCPConnector(ssl=self._access.context())
-            self._session = aiohttp.ClientSession(headers=self._headers, connector=connector)
+            dials = connector(self.url, self._access.context())
+            self._session = aiohttp.ClientSession(headers=self._headers, connector=dials)
         try:
             async with self._session.request(
                 method, self.url + path, timeout=limit, allow_redirects=False, **content
@@ -182,13 +185,26 @@ class RestService:
                 yield response
         except TimeoutError as error:
             raise TimedOut("wallet", f"no answer from {self.url}") from error
-        except aiohttp.InvalidURL as error:
+        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
             raise BadInput("wallet", f"{self.url!r} is no URL such as https://wallet.example") from error
         except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError) as error:
             named = "that the token file has" if self._access.certificates else "that this machine trusts"
             raise LinkLost("wallet", f"{self.url}: it shows no certificate {named}, or none for that name") from error
         except aiohttp.ClientError as error:
-            raise LinkLost("wallet", f"{self.url}: {type(error).__name__}") from error
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise LinkLost("wallet", f"{self.url}: {reason}") from error
+
+
+def connector(url: str, context: ssl.SSLContext | bool = True, *, force_close: bool = False) -> aiohttp.TCPConnector:
+    """What dials a service; over plain http, which shows the secret on the way, in networks of one's own alone.
+
+    Raises:
+        NotAllowed: plain http to a public address.
+
+    """
+    if url.lower().startswith("http://"):
+        return address_policy.connector(address_policy.parse(url), allow_private=True, force_close=force_close)
+    return aiohttp.TCPConnector(ssl=context, force_close=force_close)
 
 
 async def permitted(tries: Mapping[Ability, Callable[[], Awaitable[object]]]) -> set[Ability]:

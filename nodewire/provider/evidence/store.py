@@ -78,7 +78,7 @@ class KeptWork:
         self._path = path
         self._lock = threading.Lock()
         with self._spoken():
-            self._db = open_versioned(path, "kept work", _SCHEMA, _VERSION, threads=True, secret=True)
+            self._db = open_versioned(path, "kept work", _SCHEMA, _VERSION, threads=True)
             if (found := self._db.execute("PRAGMA quick_check(1)").fetchone()) != ("ok",):
                 raise sqlite3.DatabaseError(str(found[0]))
 

@@ -40,7 +40,7 @@ class KeptShards:
     """What is under way or not paid yet. Raises BadConfig: the file cannot be used."""
 
     def __init__(self, path: Path) -> None:
-        self._db = open_versioned(path, "kept shards", _SCHEMA, 1, secret=True)  # tickets hold keys
+        self._db = open_versioned(path, "kept shards", _SCHEMA, 1)
 
     def close(self) -> None:
         self._db.close()

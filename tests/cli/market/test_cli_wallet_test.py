@@ -59,7 +59,7 @@ def run(path, *options):
 def test_each_ability_is_told_with_how_it_stands(role):
     done = run(role())
     assert done.exit_code == 0, done.output
-    assert "of bcrt" in done.output and "settled  works" in done.output and "pay  said" in done.output
+    assert "of bcrt" in done.output and "settled  works" in done.output and "pay  untried  pays invoices" in done.output
     told = json.loads(run(role(), "--json").output)
     assert told["id"].startswith("sim:") and {one["ability"] for one in told["abilities"]} == ABILITIES
 

@@ -69,7 +69,7 @@ class Book:
     """Raises BadConfig: the file cannot be opened. Another process cannot open it meanwhile."""
 
     def __init__(self, path: Path) -> None:
-        self._db = open_versioned(path, "a registrar's book", _SCHEMA + tables.SCHEMA, 1, alone=True, secret=True)
+        self._db = open_versioned(path, "a registrar's book", _SCHEMA + tables.SCHEMA, 1, alone=True)
         self.treasury = tables.open_book(self._db)
         """To be changed in a transaction."""
 

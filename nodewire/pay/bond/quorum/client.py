@@ -78,7 +78,7 @@ class QuorumBondHolder(TreasuryClient):
         """`wallet` is what the treasury pays into."""
         super().__init__(self._ask, wallet or NoWallet())
         self._url, self._custody, self._pinned, self._time_s = url.rstrip("/"), custody, committee, time_s
-        self._db = open_versioned(file or ":memory:", "a provider's bonds", _SCHEMA, 1, secret=True)
+        self._db = open_versioned(file or ":memory:", "a provider's bonds", _SCHEMA, 1)
         self._is_kept = file is not None
         self._session: aiohttp.ClientSession | None = None
 

@@ -67,7 +67,7 @@ class EcashCustody:
 
     def __init__(self, mint: Mint, wallet: Wallet | None = None, file: Path | None = None, *, cap_sat: int = CAP_SAT):
         self._mint, self._wallet, self._cap_sat = mint, wallet, cap_sat
-        self._db = open_versioned(file or ":memory:", "ecash of bonds", _SCHEMA, 1, secret=True)
+        self._db = open_versioned(file or ":memory:", "ecash of bonds", _SCHEMA, 1)
 
     @property
     def place(self) -> str:

@@ -83,7 +83,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._db = open_versioned(path, "a training's journal", _SCHEMA, 1, secret=True)
+        self._db = open_versioned(path, "a training's journal", _SCHEMA, 1)
 
     def close(self) -> None:
         self._db.close()
