@@ -85,7 +85,10 @@ class Simnet:
 
         """
         if opening_msat > self.faucet_msat:
-            raise NotAllowed("opening_msat", f"the faucet gives at most {self.faucet_msat} msat (`--faucet` of the simulated network)")
+            raise NotAllowed(
+                "opening_msat",
+                f"the faucet gives at most {self.faucet_msat} msat (`--faucet` of the simulated network)",
+            )
         key = coincurve.PrivateKey()
         token = secrets.token_urlsafe(32)
         node = Node(key.public_key.format().hex(), name, key.secret, token_sha256(token))
