@@ -104,6 +104,11 @@ def test_what_is_answered_after_a_secret_is_no_part_of_it(monkeypatch):
     assert wallet_connect._secret("lnbits", whole=False) == "5ec4e7"
 
 
+async def test_a_secret_among_the_arguments_is_not_shown(role):
+    done = await connect("https://lnbits.example", "5ec4e7", "--config", role())
+    assert isinstance(done.exception, BadInput) and "5ec4e7" not in str(done.exception) + done.output
+
+
 async def test_a_file_that_has_the_secret_already_is_named(role, lnbits, tmp_path):
     file = tmp_path / "mine.key"
     file.write_text(lnbits.admin_key + "\n")

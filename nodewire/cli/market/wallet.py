@@ -29,7 +29,7 @@ _PREFIX = re.compile(r"[0-9a-f]{1,64}")
 _TIPS = 5
 """The newest that are shown, with what their senders say."""
 _NOT_AGREED = NotAllowed("pay", "not agreed to")
-app.command()(connect)
+app.command(context_settings={"allow_extra_args": True})(connect)
 wallet_pay.add_to(app)
 tabs.add_to(app)
 

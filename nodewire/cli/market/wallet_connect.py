@@ -54,6 +54,7 @@ class Account:
 
 
 def connect(
+    context: typer.Context,
     string: Annotated[
         str,
         typer.Argument(
@@ -79,6 +80,8 @@ def connect(
 
     Nothing is paid. Nothing is written if the wallet cannot do what the role needs.
     """
+    if context.args:  # the parser's own error would show what may be a secret
+        raise BadInput("arguments", "more than one is given: a secret is asked for, or comes on standard input")
     text, data = role_file.read(config)
     role = _role_of(config, data)
     before = data.get(TABLE)
