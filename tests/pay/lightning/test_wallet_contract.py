@@ -678,7 +678,7 @@ async def test_a_token_that_the_network_does_not_know_is_told_by_its_file(simnet
     path.write_text("00" * 32)
     wallet = SimWallet.from_file(simnet_url, path)
     try:
-        with pytest.raises(NotAllowed, match=r"^token: http://.* does not know the one in .*wrong\.token"):
+        with pytest.raises(NotAllowed, match=r"^token: http://.* does not know the token: .*wrong\.token"):
             await wallet.balance_msat()
     finally:
         await wallet.close()
