@@ -41,15 +41,16 @@ class Book:
         if not is_flushed:
             self._unflushed += 1
             self._db.execute("PRAGMA synchronous = NORMAL")
-        # IMMEDIATE: what is read inside cannot change before it is written, in another process either.
-        self._db.execute("BEGIN IMMEDIATE")
         try:
-            yield
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        else:
-            self._db.execute("COMMIT")
-        finally:
+            # IMMEDIATE: what is read inside cannot change before it is written, in another process either.
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            else:
+                self._db.execute("COMMIT")
+        finally:  # also where another process holds the file: what comes next is on disk when it ends
             if not is_flushed:
                 self._db.execute("PRAGMA synchronous = FULL")

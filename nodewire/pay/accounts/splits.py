@@ -95,9 +95,9 @@ async def pay(payer: Payer, zap: SplitZap, where: Where, *, network: str, allow_
                 fetch = lnurl.over_lnurl(url, nostr_pubkey=None, network=network, allow_private=allow_private)
                 key = Key(zap.name, share.pubkey, 0)
                 build = _request(zap, lnurl.encode(url))
-                paid = await payer.pay(
-                    key, share.amount_msat, fetch, relays=zap.relays, terms=ZapTerms(alone=True, build=build)
-                )
+                # A gift is no debt: what was paid ahead for work does not settle it, nor does a later lump pay it.
+                terms = ZapTerms(alone=True, by_name=True, build=build)
+                paid = await payer.pay(key, share.amount_msat, fetch, relays=zap.relays, terms=terms)
         except NodewireError as error:
             return ShareOutcome(share, None, error)
         return ShareOutcome(share, paid, None)

@@ -256,6 +256,8 @@ def _refusal(status: int, answer: dict[str, Any]) -> NodewireError:
     text = said[:120] if isinstance(said, str) and "secret" not in said.lower() else ""
     if code == _UNKNOWN_QUOTE or status == 404:
         return NotFound("quote", text)
+    if "pending" in text.lower():  # mints differ in its code; a request of ours whose answer was lost may yet end well
+        return LinkLost("mint", "the proofs are in a request that is under way: ask again later")
     if 400 <= status < 500 and status != 429:
         return MintRefused(code if type(code) is int else 0, text)
     return LinkLost("mint", f"answered {status}")

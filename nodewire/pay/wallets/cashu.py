@@ -321,13 +321,19 @@ class CashuWallet:
         return await self._mint.restored(asked.outputs) if await self._mint.supports(9) else []
 
     async def _take_back(self, payment: SentPayment, asked: Operation) -> None:
-        """Swap the inputs of a payment that was not made, and write it down as failed for good."""
-        if set(await self._mint.states(asked.inputs)) == {"UNSPENT"}:
+        """Swap the inputs of a payment that was not made, and write it down as failed for good.
+
+        A request to pay may have been on its way when the mint was asked first. Then the payment stays pending.
+        """
+        states = set(await self._mint.states(asked.inputs))
+        if states == {"UNSPENT"}:
             left_sat = sum(one.amount_sat for one in asked.inputs) - await self._mint.fee_sat(asked.inputs)
             outputs = blanks(left_sat, (await self._mint.active()).id)
             with self._purse.transaction():
                 self._purse.rewrite(asked.number, outputs)
             came = await self._mint.swap([one.as_input() for one in asked.inputs], outputs)
+        elif "PENDING" in states or (await self._mint.melt_state(asked.quote)).state != "UNPAID":
+            return
         elif not (came := await self._mint.restored(asked.outputs) or await self._mint.unspent(asked.inputs)):
             raise LinkLost("mint", "the money is spent, and it tells neither for what nor what came of it")
         failed = replace(payment, state="failed", fee_msat=0, at_s=int(time.time()), reason="the mint could not pay it")

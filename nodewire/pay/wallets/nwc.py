@@ -57,6 +57,8 @@ _PROBE_MSAT = 1_001
 _PAGE = 20
 _SAT_MSAT, _MOST_MSAT = 1_000, 100_000_000_000  # up to 1 BTC
 _ASK_S, _LONGEST_S = 0.3, 3.0
+_UNKNOWN_EXPIRY_S = 86_400
+"""Of an invoice that neither the wallet nor its own text dates."""
 _HEX32 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _NETWORKS = {"mainnet": "bc", "bitcoin": "bc", "testnet": "tb", "signet": "tbs", "mutinynet": "tbs", "regtest": "bcrt"}
 _STATES = {"settled": "settled", "failed": "failed", "expired": "failed"}
@@ -292,7 +294,7 @@ class NwcWallet:
             came = one.state == "settled" or bool(row.get("settled_at"))
             if came and one.preimage is None and "lookup_invoice" in self._methods:
                 one = _transfer(await self._ask("lookup_invoice", {"payment_hash": one.payment_hash}))
-            found.append(ListedInvoice(one, _whole(row, "created_at"), _whole_or_0(row, "expires_at")))
+            found.append(ListedInvoice(one, _whole(row, "created_at"), _expires_at_s(row)))
         return sorted(found, key=lambda one: one.created_at_s)
 
     async def _transactions(self, direction: Direction, since_s: int, most: int = 10**6) -> list[dict[str, Any]]:
@@ -475,6 +477,16 @@ def _whole(said: dict[str, Any], name: str) -> int:
     if type(value) is not int or value < 0:
         raise LinkLost("wallet", f"its {name} is no amount")
     return value
+
+
+def _expires_at_s(row: dict[str, Any]) -> int:
+    """Until when an invoice can be paid. A wallet need not say so: then the invoice does, or it has a day."""
+    if found := _whole_or_0(row, "expires_at"):
+        return found
+    try:
+        return invoices.decode(str(row.get("invoice"))).expires_at_s
+    except BadInput:
+        return _whole(row, "created_at") + _UNKNOWN_EXPIRY_S
 
 
 def _whole_or_0(said: dict[str, Any], name: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import sqlite3
+from contextlib import closing
 
 import pytest
 from hypothesis import given, settings
@@ -946,3 +947,13 @@ def test_a_claim_that_was_paid_or_forgone_is_kept_by_nobody_and_may_be_owed_anew
     assert ledger.owe(due, under_way=True, claim="{}") == due
     assert [key for key, _ in ledger.untold()] == [due.key]
     ledger.close()
+
+
+def test_a_file_that_another_process_holds_costs_no_later_transaction_its_place_on_disk(tmp_path):
+    with closing(Ledger(tmp_path / "l.db")) as one, closing(Ledger(tmp_path / "l.db")) as other:
+        one._db.execute("PRAGMA busy_timeout = 1")
+        other._db.execute("BEGIN IMMEDIATE")
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            one.plan(Key("11" * 32, "22" * 32, 0), 1)
+        other._db.execute("ROLLBACK")
+        assert one._db.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import AsyncExitStack
 
 import pytest
@@ -13,6 +14,7 @@ from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip57
 from nodewire.nostr.nips.nip57 import Share
 from nodewire.pay.accounts import splits
+from nodewire.pay.accounts.debts import Key, Payment, PaymentAttempt, PaymentSettlement
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.accounts.payer import Payer
 from nodewire.pay.accounts.splits import SplitZap
@@ -73,6 +75,43 @@ async def market(open_wallet):
         payees = [Payee(number, await open_wallet(0)) for number in (2, 3, 4)]
         urls = {payee.keys.public: await payee.open(stack) for payee in payees}
         yield Market(payees, await open_wallet(RICH_MSAT), urls)
+
+
+async def prepaid(market, payee, msat):
+    """The customer has paid so much ahead to a payee."""
+    payment_hash = hashlib.sha256(b"\0" * 32).hexdigest()
+    key = Key("11" * 32, payee.keys.public, 0)
+    ledger = market.payer._ledger
+    ledger.plan(key, 6)
+    ledger.begin(payee.keys.public, [key], Payment(payment_hash, "x", msat))
+    ledger.record(payment_hash, PaymentAttempt((await market.wallet.info()).id))
+    ledger.record(payment_hash, PaymentSettlement("00" * 32, 0))
+    assert ledger.tab(payee.keys.public).ahead_msat == msat - 6
+
+
+async def test_a_gift_is_not_taken_out_of_what_was_paid_ahead_for_work(market):
+    payee = market.payees[0]
+    await prepaid(market, payee, 100_000)
+    (done,) = await market.pay([Share(payee.keys.public, "", 21_000)])
+    assert done.paid is not None
+    assert await payee.wallet.balance_msat() == 21_000
+    assert market.payer._ledger.tab(payee.keys.public).ahead_msat == 99_994
+
+
+async def test_a_gift_that_failed_is_in_no_later_payment_for_work(market):
+    payee = market.payees[0]
+    market.urls[payee.keys.public] = "http://127.0.0.1:1/x"
+    (done,) = await market.pay([Share(payee.keys.public, "", 21_000)])
+    assert done.error is not None
+    asked_msat = []
+
+    async def fetch(request, amount_msat):
+        asked_msat.append(amount_msat)
+        raise LinkLost("lnurl", "enough")
+
+    with pytest.raises(LinkLost):
+        await market.payer.pay(Key("22" * 32, payee.keys.public, 0), 6, fetch, relays=RELAYS)
+    assert asked_msat == [6]
 
 
 def note(*weights):

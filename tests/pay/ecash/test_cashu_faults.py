@@ -291,6 +291,41 @@ async def test_a_payment_whose_inputs_the_mint_holds_is_pending_whatever_its_quo
     assert await wallet.balance_msat() == 21_000
 
 
+@pytest.mark.parametrize("ends_as", ["PENDING", "PAID"])
+async def test_a_request_that_comes_through_while_the_money_is_taken_back_is_a_payment(opened, ends_as):
+    service, wallet = await opened(21)
+    invoice = bill()
+
+    def late(do):
+        ys = {one.y for operation in wallet.purse.operations("melt") for one in operation.inputs}
+        (service.pending if ends_as == "PENDING" else service.spent).update(ys)
+        service.quotes[quote_of(wallet, invoice)]["state"] = ends_as
+        return do()
+
+    def unspent(do):
+        service.instead[mint_service.STATES] = late
+        return do()
+
+    service.instead |= {mint_service.MELT: says(*reversed(AWAY)), mint_service.STATES: unspent}
+    assert (await pay(wallet, invoice)).state == "pending"
+    assert mint_service.STATES not in service.instead
+    service.quotes[quote_of(wallet, invoice)]["state"] = "PAID"
+    assert (await wallet.lookup(invoice.payment_hash, "out")).state == "settled"
+
+
+async def test_a_swap_whose_inputs_are_in_a_request_under_way_is_kept_until_its_end(opened):
+    service, wallet = await opened(100)
+    service.instead[mint_service.SWAP] = says(*reversed(AWAY))
+    with pytest.raises(LinkLost):
+        await pay(wallet, bill())
+    service.instead[mint_service.SWAP] = says({"code": 11002, "detail": "proofs are pending"}, 400)
+    with pytest.raises(LinkLost, match="under way"):
+        await wallet.balance_msat()
+    assert len(wallet.purse.operations("swap")) == 1
+    service.instead.clear()
+    assert await wallet.balance_msat() == 100_000
+
+
 async def test_a_mint_that_says_unpaid_of_what_it_was_to_pay_gives_the_money_back(opened):
     service, wallet = await opened(100)
     invoice = bill()
