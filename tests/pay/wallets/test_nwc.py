@@ -24,6 +24,7 @@ from nodewire.errors import (
 from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts import payer as paying
 from nodewire.pay.lightning import invoices
+from nodewire.pay.wallets import nwc
 from nodewire.pay.wallets.nwc import Connection, NwcWallet
 from tests.pay.pay_market import Market
 from tests.pay.wallets.services.nwc_service import METHODS, NwcService, Refusal
@@ -522,3 +523,19 @@ async def test_a_list_of_both_kinds_is_sorted_by_who_asks(opened):
     for direction, first in (("in", 0), ("out", 1)):
         found = await wallet._transactions(direction, 0)
         assert [row["payment_hash"] for row in found] == [row["payment_hash"] for row in rows[first::2]]
+
+
+def test_an_invoice_that_the_wallet_does_not_date_is_open_as_long_as_it_says_itself():
+    invoice = invoices.issue(
+        b"\x01" * 32,
+        network="bcrt",
+        amount_msat=1_000,
+        payment_hash="ab" * 32,
+        created_at_s=100,
+        expiry_s=7_200,
+        description="x",
+    )
+    row = {"created_at": 100, "invoice": invoice.bolt11}
+    assert nwc._expires_at_s(row | {"expires_at": 130}) == 130
+    assert nwc._expires_at_s(row) == nwc._expires_at_s(row | {"expires_at": None}) == 7_300
+    assert nwc._expires_at_s({"created_at": 100}) == 86_500

@@ -144,7 +144,9 @@ class QuorumBondHolder(TreasuryClient):
         if row := self._db.execute("SELECT coins FROM coins WHERE bond = ? AND key = ?", (terms.id, key)).fetchone():
             found: list[Coin] = orjson.loads(row[0])
             return found
-        coins = await self._custody.fund(terms, amount_sat, key)
+        kept = self._db.execute("SELECT coins FROM coins WHERE bond = ?", (terms.id,)).fetchall()
+        held: list[Coin] = [coin for (one,) in kept for coin in orjson.loads(one)]
+        coins = await self._custody.fund(terms, amount_sat, key, held)
         with self._db:
             self._db.execute("INSERT INTO coins VALUES (?, ?, ?)", (terms.id, key, orjson.dumps(coins).decode()))
         return coins

@@ -50,10 +50,11 @@ class Custody(Protocol):
     def custodian(self) -> str:
         """Who could break the lock, in words; empty if nobody could."""
 
-    async def fund(self, terms: BondTerms, amount_sat: int, key: str) -> list[Coin]:
-        """Lock so much by the terms, once for each `key`; asked again, the same coins.
+    async def fund(self, terms: BondTerms, amount_sat: int, key: str, held: Sequence[Coin] = ()) -> list[Coin]:
+        """Lock so much by the terms, once for each `key`; asked again, the same coins. None of those `held` before.
 
         Raises:
+            NotAllowed: another amount is being locked by this key.
             PaymentFailed: there is too little, or the coins are not there yet.
 
         """

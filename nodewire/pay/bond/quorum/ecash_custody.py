@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from nodewire.core.sqlite import open_versioned
-from nodewire.errors import BadInput, BadSignature, NoQuorum, NotAllowed, NotFound, PaymentFailed
+from nodewire.errors import BadInput, BadSignature, NoQuorum, NotAllowed, NotFound, PaymentFailed, TimedOut
 from nodewire.pay.bond.quorum.custody import ClosingSpoilt
 from nodewire.pay.bond.quorum.terms import MAX_COINS, POOL, SAT_MSAT, BondTerms
 from nodewire.pay.ecash import blind
@@ -33,6 +33,7 @@ from nodewire.pay.ecash.proofs import (
     split,
     witness,
 )
+from nodewire.pay.lightning import invoices
 from nodewire.protocol.encoding import canonical
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class EcashCustody:
     def custodian(self) -> str:
         return f"the mint {self._mint.url}: it can refuse to pay, and it can make ecash out of nothing"
 
-    async def fund(self, terms: BondTerms, amount_sat: int, key: str) -> list[Coin]:
+    async def fund(self, terms: BondTerms, amount_sat: int, key: str, held: Sequence[Coin] = ()) -> list[Coin]:
         """Out of the wallet by an invoice of the mint, at most `cap_sat`; the mint is probed before the first."""
         if amount_sat > self._cap_sat:
             raise NotAllowed("cap", f"{amount_sat} sat, and at most {self._cap_sat} sat are locked at one mint")
@@ -125,10 +126,16 @@ class EcashCustody:
         if said.state == "UNPAID":
             if self._wallet is None:
                 raise PaymentFailed("wallet", "there is none to lock a bond from")
+            invoice = invoices.decode(bolt11)
+            if invoice.is_expired(time.time()) and await self._was_never_paid(invoice.payment_hash):
+                self._forget_funding(key)
+                return await self._minted(key, amount_sat, lock)
+            if (earlier_sat := sum(one.amount_sat for one in outputs)) != amount_sat:
+                wait = f"ask for as much, or again in {max(1, invoice.expires_at_s - int(time.time()))} s"
+                raise NotAllowed("amount", f"a lock of {earlier_sat} sat is under way, and may yet be paid: {wait}")
             paid = await self._wallet.pay(bolt11, max_fee_msat=max(10_000, amount_sat * SAT_MSAT // 50))
             if paid.state == "failed":
-                with self._db:
-                    self._db.execute("DELETE FROM fundings WHERE key = ?", (key,))
+                self._forget_funding(key)
                 raise PaymentFailed("wallet", paid.reason)
             if paid.state != "settled":
                 raise PaymentFailed("wallet", "the payment to the mint is pending; ask again")
@@ -227,6 +234,20 @@ class EcashCustody:
         free = await self._swapped(keys, f"refund/{terms.id}", proofs)
         return await self._melted(f"refund/{terms.id}", free, keys)
 
+    async def _was_never_paid(self, payment_hash: str) -> bool:
+        """Whether the wallet's own record says that it did not pay, and it can pay no more."""
+        assert self._wallet is not None
+        try:
+            return (await self._wallet.lookup(payment_hash, "out")).state == "failed"
+        except NotFound:
+            return True
+        except NotAllowed:  # it has no such record
+            return False
+
+    def _forget_funding(self, key: str) -> None:
+        with self._db:
+            self._db.execute("DELETE FROM fundings WHERE key = ?", (key,))
+
     async def _swapped(self, keys: Keys, key: str, proofs: Sequence[Proof]) -> list[Proof]:
         """Ecash that is locked to these keys with SIG_ALL, for ecash that is locked to them without."""
         row = self._db.execute("SELECT outputs FROM swaps WHERE key = ?", (key,)).fetchone()
@@ -266,7 +287,9 @@ class EcashCustody:
     async def _melted(self, key: str, proofs: Sequence[Proof], keys: Keys) -> tuple[int, str]:
         """Have the mint pay an invoice of the wallet with ecash that is locked to these keys; once for each `key`."""
         row = self._db.execute("SELECT payment_hash, amount_sat FROM claims WHERE key = ?", (key,)).fetchone()
-        if row is not None and (await self._mint.states(proofs))[0] != "UNSPENT":
+        if row is not None and (states := set(await self._mint.states(proofs))) != {"UNSPENT"}:
+            if "PENDING" in states:
+                raise _under_way()
             return int(row[1]), str(row[0])
         if self._wallet is None:
             raise PaymentFailed("wallet", "there is none that the mint could pay to")
@@ -290,11 +313,17 @@ class EcashCustody:
             raise
         if said.state == "UNPAID":
             raise PaymentFailed("mint", "it could not pay the wallet's invoice; ask again")
+        if said.state != "PAID":
+            raise _under_way()
         return amount_sat, invoice.payment_hash
 
     async def close(self) -> None:
         await self._mint.close()
         self._db.close()
+
+
+def _under_way() -> TimedOut:
+    return TimedOut("mint", "its payment to the wallet is under way, and may yet fail: ask again later")
 
 
 def _lock(terms: BondTerms) -> Lock:

@@ -39,10 +39,11 @@ class VaultCustody:
     def place(self) -> str:
         return "bitcoin"
 
-    async def fund(self, terms: BondTerms, amount_sat: int, key: str) -> list[Coin]:
-        """Out of the node's wallet, whose record tells what it has paid there before."""
-        output = vault_of(terms).output
-        there = {at: sat for at, sat in (await self._node.paid(output)).items() if sat == amount_sat}
+    async def fund(self, terms: BondTerms, amount_sat: int, key: str, held: Sequence[Coin] = ()) -> list[Coin]:
+        """Out of the node's wallet, whose record tells what it has paid there before, for no coin that is `held`."""
+        output, known = vault_of(terms).output, {self.key_of(coin) for coin in held}
+        paid = (await self._node.paid(output)).items()
+        there = {at: sat for at, sat in paid if sat == amount_sat and f"{at.txid}:{at.index}" not in known}
         at = min(there, key=lambda one: one.txid, default=None) or await self._node.pay(output, amount_sat)
         return [{"txid": at.txid, "index": at.index, "amount_sat": amount_sat}]
 
