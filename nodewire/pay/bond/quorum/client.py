@@ -186,7 +186,9 @@ class QuorumBondHolder(TreasuryClient):
             if terms.refund_at_s > self._time_s():
                 continue
             sets = self._db.execute("SELECT coins FROM coins WHERE bond = ?", (bond,)).fetchall()
-            coins = [coin for (one,) in sets for coin in orjson.loads(one)]
+            coins: list[Coin] = []
+            for (one,) in sets:  # a file of before may name a coin twice
+                coins += [coin for coin in orjson.loads(one) if coin not in coins]
             try:
                 if coins:
                     sat, _ = await self._custody.refund(keys, terms, coins)

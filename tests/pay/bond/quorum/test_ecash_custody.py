@@ -6,12 +6,13 @@ import contextlib
 
 import pytest
 
-from nodewire.errors import BadInput, LinkLost, NoQuorum, NotAllowed, NotFound, PaymentFailed
+from nodewire.errors import BadInput, LinkLost, NoQuorum, NotAllowed, NotFound, PaymentFailed, TimedOut
 from nodewire.nostr.keys import Keys
 from nodewire.pay.bond.quorum.custody import Closing
 from nodewire.pay.bond.quorum.ecash_custody import EcashCustody
 from nodewire.pay.bond.quorum.terms import POOL, Payment, terms_of
 from nodewire.pay.ecash.mint import Mint, MintRefused
+from nodewire.pay.ecash.proofs import parse_proof
 from tests.pay.bond.quorum.market import COMMITTEE, ORACLES
 from tests.pay.bond.quorum.mint_service import ISSUED, SPENT, PlannedWallet, serve
 from tests.pay.bond_market import CUSTOMER, STRANGER
@@ -318,3 +319,31 @@ async def test_a_refund_of_coins_that_the_oracles_spent_is_not_found(custody, mi
     with pytest.raises(NotFound, match="some of them are spent"):
         await custody.refund(PROVIDER, LONG_AGO, closing.coins)
     assert wallet.asked_msat == []
+
+
+async def test_a_refund_that_the_mint_has_under_way_has_not_come_and_may_be_asked_for_again(custody, mint, wallet):
+    coins = await custody.fund(LONG_AGO, SAT, "first")
+    mint.melt_state = "PENDING"
+    with pytest.raises(TimedOut, match="may yet fail"):
+        await custody.refund(PROVIDER, LONG_AGO, coins)
+    with pytest.raises(TimedOut):
+        await custody._melted(f"refund/{LONG_AGO.id}", await pending_proofs(custody, mint, coins), PROVIDER)
+    mint.melt_state, mint.state_of_all = "PAID", ""  # it failed, and the next one does not
+    assert (await custody.refund(PROVIDER, LONG_AGO, coins))[0] == SAT
+
+
+async def pending_proofs(custody, mint, coins):
+    """The ecash that the refund pays with, which the mint says is under way."""
+    proofs = await custody._swapped(PROVIDER, f"refund/{LONG_AGO.id}", [parse_proof(one) for one in coins])
+    mint.state_of_all = "PENDING"
+    return proofs
+
+
+async def test_a_lock_that_may_yet_be_paid_is_not_made_with_another_amount(custody, wallet):
+    wallet.states = ["settled", "pending"]  # a satoshi tries the mint
+    with pytest.raises(PaymentFailed, match="pending"):
+        await custody.fund(TERMS, SAT, "first")
+    with pytest.raises(NotAllowed, match=f"a lock of {SAT} sat is under way"):
+        await custody.fund(TERMS, 20, "first")
+    assert len(wallet.paid) == 2
+    assert await custody.worth_sat(TERMS, await custody.fund(TERMS, SAT, "first")) == SAT

@@ -6,6 +6,7 @@ import pytest
 
 from nodewire.errors import BadInput, NotAllowed, NotFound, PaymentFailed
 from nodewire.nostr.keys import Keys
+from nodewire.pay.bitcoin.transaction import Outpoint
 from nodewire.pay.bond.quorum.custody import Closing
 from nodewire.pay.bond.quorum.terms import MAX_COINS, POOL, Payment, terms_of
 from nodewire.pay.bond.quorum.vault_custody import VaultCustody, vault_of
@@ -140,3 +141,20 @@ async def test_a_refund_before_the_time_of_the_chain_is_refused(custody, rpc):
     rpc.answers["getblockchaininfo"] = {"chain": "regtest", "mediantime": TERMS.refund_at_s}
     sat, _ = await custody.refund(PROVIDER, TERMS, [COIN])
     assert SAT - 1_000 < sat < SAT and sent(rpc) == 1
+
+
+async def test_a_vault_is_raised_by_a_coin_that_it_has_not_yet(custody, monkeypatch):
+    paid = []
+
+    async def paid_there(output):
+        return {Outpoint(COIN["txid"], 0): SAT}
+
+    async def pay(output, amount_sat):
+        paid.append(amount_sat)
+        return Outpoint("22" * 32, 1)
+
+    monkeypatch.setattr(custody._node, "paid", paid_there)
+    monkeypatch.setattr(custody._node, "pay", pay)
+    assert await custody.fund(TERMS, SAT, "first") == [COIN]  # asked again after a crash
+    assert await custody.fund(TERMS, SAT, "more", [COIN]) == [{"txid": "22" * 32, "index": 1, "amount_sat": SAT}]
+    assert paid == [SAT]
