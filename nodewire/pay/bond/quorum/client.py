@@ -139,7 +139,7 @@ class QuorumBondHolder(TreasuryClient):
         """The coins by this key, locked now or before, and kept in the file."""
         if not self._is_kept:
             raise BadConfig(
-                "bond.file", "name the file where this provider's bonds are kept: it is needed to take them back"
+                "holder.file", "name the file where this provider's bonds are kept: it is needed to take them back"
             )
         if row := self._db.execute("SELECT coins FROM coins WHERE bond = ? AND key = ?", (terms.id, key)).fetchone():
             found: list[Coin] = orjson.loads(row[0])
@@ -264,10 +264,10 @@ class QuorumBondHolder(TreasuryClient):
         said = await self._ask("GET", "/v1/holder")
         committee = Committee.from_document(await self._ask("GET", "/v1/committee"))
         if committee.digest() != self._pinned:
-            raise BadConfig("bond.url", "the registrar is another committee's")
+            raise BadConfig("holder.url", "the registrar is another committee's")
         if _text(said, "kind") != self._custody.kind:
             raise BadConfig(
-                "bond.kind",
+                "holder.kind",
                 f"the registrar takes {_text(said, 'kind')[:40]!r}, and this role locks {self._custody.kind!r}",
             )
         closing_s = _number(said, "closing_s")
@@ -301,7 +301,7 @@ class QuorumBondHolder(TreasuryClient):
         except TimeoutError as error:
             raise TimedOut("holder", f"no answer from {self._url}") from error
         except aiohttp.InvalidURL as error:
-            raise BadConfig("bond.url", f"{self._url!r} is no URL") from error
+            raise BadConfig("holder.url", f"{self._url!r} is no URL") from error
         except aiohttp.ClientError as error:
             raise LinkLost("holder", f"{self._url}: {type(error).__name__}") from error
         try:

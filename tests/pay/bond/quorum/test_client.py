@@ -134,8 +134,8 @@ async def test_a_holder_that_tells_a_field_of_another_type_is_a_lost_link(change
 @pytest.mark.parametrize(
     ("said", "committee", "error", "field"),
     [
-        (told_holder(), bm.COMMITTEE, BadConfig, "bond.url"),
-        (told_holder(kind="ecash"), COMMITTEE, BadConfig, "bond.kind"),
+        (told_holder(), bm.COMMITTEE, BadConfig, "holder.url"),
+        (told_holder(kind="ecash"), COMMITTEE, BadConfig, "holder.kind"),
         (told_holder(kind=None), COMMITTEE, LinkLost, "holder"),
         (told_holder(closing_s=30 * 86_400 + 1), COMMITTEE, BadInput, "closing_s"),
     ],
@@ -163,7 +163,7 @@ async def test_without_a_file_no_coins_are_locked(registrar, rpc):
     holder = QuorumBondHolder(registrar.url, VaultCustody(rpc.open()), committee=COMMITTEE.digest())
     with pytest.raises(BadConfig) as refused:
         await holder.lock(FILE_KEYS, AMOUNT_MSAT, UNTIL_S, key="first")
-    assert (refused.value.field, rpc.asked) == ("bond.file", [])
+    assert (refused.value.field, rpc.asked) == ("holder.file", [])
     await holder.close()
 
 
