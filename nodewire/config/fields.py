@@ -77,7 +77,7 @@ def _names_no_secret(path: Path | None) -> Path | None:
 
 
 NAMES_NO_SECRET = AfterValidator(_names_no_secret)
-"""Of a field that names the file with a secret."""
+"""The check of a field that names the file with a secret."""
 ManifestAt = Annotated[str, shaped(rf"^38840:{_NAMED}", "38840:<author's public key in hex>:<name>")]
 CommitteeAt = Annotated[str, shaped(rf"^38841:{_NAMED}", "38841:<founder's public key in hex>:<name>")]
 WalletKind = Annotated[str, shaped(r"^[a-z][a-z0-9_+-]{0,31}$", 'the name of a kind of wallet, such as "sim"')]

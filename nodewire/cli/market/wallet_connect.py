@@ -41,7 +41,7 @@ _SECRETS = {
 _CERTIFIED = ("lnd", "cln")
 """Kinds of wallets that most often come with a certificate of their own."""
 _MOST_CHARS = 65_536
-"""Of a secret and its certificates."""
+"""The longest secret with its certificates."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ _PAGE = 20
 _SAT_MSAT, _MOST_MSAT = 1_000, 100_000_000_000  # up to 1 BTC
 _ASK_S, _LONGEST_S = 0.3, 3.0
 _UNKNOWN_EXPIRY_S = 86_400
-"""Of an invoice that neither the wallet nor its own text dates."""
+"""How long an invoice counts as open that neither the wallet nor its own text dates."""
 _HEX32 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _NETWORKS = {"mainnet": "bc", "bitcoin": "bc", "testnet": "tb", "signet": "tbs", "mutinynet": "tbs", "regtest": "bcrt"}
 _STATES = {"settled": "settled", "failed": "failed", "expired": "failed"}

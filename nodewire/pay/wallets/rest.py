@@ -93,7 +93,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the service at `url` answered: the status, and a document of at most MAX_ANSWER_BYTES."""
+    """The answer of the service at `url`: a status, and a document of at most MAX_ANSWER_BYTES."""
 
     status: int
     raw: bytes
@@ -196,7 +196,7 @@ class RestService:
 
 
 def connector(url: str, context: ssl.SSLContext | bool = True, *, force_close: bool = False) -> aiohttp.TCPConnector:
-    """What dials a service; over plain http, which shows the secret on the way, in networks of one's own alone.
+    """A connector to a service. Plain http shows the secret on the way, so it is for networks of one's own alone.
 
     Raises:
         NotAllowed: plain http to a public address.

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from nodewire.errors import BadInput, LinkLost, NodewireError, NotFound
+from nodewire.errors import BadInput, LinkLost, NodewireError, NotAllowed, NotFound
 from nodewire.net.http_server import listening_socket
 from nodewire.nostr import event as events
 from nodewire.nostr.keys import Keys
@@ -16,10 +16,10 @@ from nodewire.nostr.nips.nip57 import Share
 from nodewire.pay.accounts import splits
 from nodewire.pay.accounts.debts import Key, Payment, PaymentAttempt, PaymentSettlement
 from nodewire.pay.accounts.ledger import Ledger
-from nodewire.pay.accounts.payer import Payer
+from nodewire.pay.accounts.payer import PAID, Payer
 from nodewire.pay.accounts.splits import SplitZap
 from nodewire.pay.accounts.till import Till
-from nodewire.pay.lightning import lnurl_server
+from nodewire.pay.lightning import lnurl, lnurl_server
 
 RICH_MSAT = 1_000_000
 NAME, RELAYS = "5a" * 32, ("wss://a.example",)
@@ -95,6 +95,19 @@ async def test_a_gift_is_not_taken_out_of_what_was_paid_ahead_for_work(market):
     (done,) = await market.pay([Share(payee.keys.public, "", 21_000)])
     assert done.paid is not None
     assert await payee.wallet.balance_msat() == 21_000
+    assert market.payer._ledger.tab(payee.keys.public).ahead_msat == 99_994
+
+
+async def test_a_payee_that_calls_a_gift_paid_takes_nothing_of_what_was_paid_ahead(market, monkeypatch):
+    payee = market.payees[0]
+    await prepaid(market, payee, 100_000)
+
+    async def refuses(request, amount_msat):
+        raise NotAllowed(PAID, "it is paid")
+
+    monkeypatch.setattr(lnurl, "over_lnurl", lambda *about, **options: refuses)
+    (done,) = await market.pay([Share(payee.keys.public, "", 21_000)])
+    assert isinstance(done.error, NotAllowed)
     assert market.payer._ledger.tab(payee.keys.public).ahead_msat == 99_994
 
 
